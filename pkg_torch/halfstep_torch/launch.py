@@ -141,10 +141,8 @@ class Launch:
 
     def _keeps_plans(self, read: ReadGroup) -> bool:
         """Whether parameters of a group have the plans that they had: most numbers decide nothing in them."""
-        of_group = [batch for batch in self.batches if batch.group.index == read.index]
-        seeds = [[link.seed for link in links] for links in (of_group[0].group.links, read.links)]
-        slots = itertools.chain.from_iterable(batch.slots for batch in of_group)
-        return seeds[0] == seeds[1] and all(read.plan(x.name, x.owner) == x.whole_plan for x in slots)
+        slots = (slot for batch in self.batches if batch.group.index == read.index for slot in batch.slots)
+        return all(read.plan(slot.name, slot.owner) == slot.whole_plan for slot in slots)
 
     def bring(self) -> Mapping[tuple[int, int], Any]:
         """Bring gradients to where weights are stepped; return what links measure of all of them."""

@@ -175,14 +175,14 @@ def streamed_slots_of(group: ReadGroup, name: str, param: Tensor) -> Sequence[Sl
     # The norm of all gradients adds up those of whole parameters.
     cut = _has_rows(plan, param) and not any(link.measures for link in group.links)
     if not cut or math.prod(window.shape) <= _PIECE:
-        return [PartSlot(param, name, plan.within(window), window, all_elements=plan, home=home)]
+        return [PartSlot(param, name, plan.within(window), window, whole_plan=plan, home=home)]
     length, slots = max(_PIECE // math.prod(window.shape[1:]), 1), []
     for first in range(0, window.shape[0], length):
         last = min(first + length, window.shape[0])
         offset, shape = (window.offset[0] + first, *window.offset[1:]), (last - first, *window.shape[1:])
         some = Window(window.whole, offset, shape)
         here, rows = plan.within(some), slice(first, last)
-        slots.append(PartSlot(param, name, here, some, all_elements=plan, rows=rows, home=home))
+        slots.append(PartSlot(param, name, here, some, whole_plan=plan, rows=rows, home=home))
     return slots
 
 

@@ -176,7 +176,7 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
 
     rule = hs.round_stochastically().bind("f", (), ParamInfo(torch.bfloat16, (8,)))
     plan = make_plan([rule], [9], torch.bfloat16, False)
-    keys = torch.from_numpy(as_int32(stream_keys(plan.streams([9]), [3, 3], ["v", "w"])).T.copy())
+    keys = torch.from_numpy(as_int32(stream_keys(plan.streams, [3, 3], ["v", "w"])).T.copy())
     stage = dataclasses.replace(plan.stages[0])
     stage.__dict__["width"] = width
     for start in (0, 2**31 - width, 2**32 // width * width, 2**32, 5 * 2**32 + 2**30):

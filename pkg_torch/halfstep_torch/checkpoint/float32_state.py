@@ -76,10 +76,9 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
 def decoded_states(optimizer: Optimizer, params: Collection[Tensor]) -> dict[Tensor, dict[str, Tensor]]:
     """Return the states of parameters in torch's form."""
-    groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
     return {
-        param: _decoded(optimizer, i, name, param, plan, optimizer.state[param])
-        for i, (name, param, plan) in zip(groups, optimizer.plans(), strict=True)
+        param: _decoded(name, param, plan, optimizer.state[param])
+        for name, param, plan in optimizer.plans()
         if param in params
     }
 
@@ -140,16 +139,15 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
             name, param, plan = next(plans)
             saved = in_torch_form(state_dict["state"].get(saved_id) or {}, list(_moment_keys(plan)))
             _check_saved(caller, name, param, plan, saved)
-            states[param] = plan, _encoded(optimizer, i, name, param, plan, saved) if saved else {}
+            states[param] = plan, _encoded(optimizer, name, param, plan, saved) if saved else {}
     replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
     for param, (plan, state) in states.items():
         optimizer.state[param] = at_home(optimizer, param, plan, state)
 
 
-def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, step: int) -> list[list]:
+def _words(name: str, param: Tensor, plan: Plan, step: int) -> list[list]:
     """Return, of every rule of a plan, the words of its sources at a step."""
-    seeds = [link.seed for link, _ in optimizer.bound_links()[group]]
-    keys = as_int32(stream_keys(plan.streams(seeds), [step], [name])[0]).tolist()
+    keys = as_int32(stream_keys(plan.streams, [step], [name])[0]).tolist()
     words_of = plan.stages[0].array_words(keys, param.device)
     return [[words_of(*source) for source in sources] for sources in plan.sources]
 
@@ -161,14 +159,12 @@ def _step_moments(rule: BoundRule, state: Mapping[str, Tensor], words: list) -> 
     return {keys[name]: moment for name, moment in rule.step_moments(flat, words, None).items()}
 
 
-def _decoded(
-    optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, kept: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _decoded(name: str, param: Tensor, plan: Plan, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the state of a parameter in torch's form."""
     step = int(kept["step"])
     state: dict[str, Tensor] = {}
     # As the next step reads it.
-    words, placed = _words(optimizer, group, name, param, plan, min(step + 1, LAST_STEP)), is_sharded(param)
+    words, placed = _words(name, param, plan, min(step + 1, LAST_STEP)), is_sharded(param)
     kept = _whole({key: kept[key] for rule in plan.rules for key in rule.arrays})
     kept = {key: x.to(param.device) for key, x in kept.items()}
     for rule, of_rule in zip(plan.rules, words, strict=True):
@@ -181,7 +177,7 @@ def _decoded(
 
 
 def _encoded(
-    optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, saved: Mapping[str, Any]
+    optimizer: Optimizer, name: str, param: Tensor, plan: Plan, saved: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Return the state of a parameter in the formats of its plan."""
     step = int(saved.get("step", 0))
@@ -190,7 +186,7 @@ def _encoded(
     }
     count = {"step": torch.tensor(step, dtype=torch.int64, device="cpu")}
     state, placements = {**new_state(param, plan), **beside, **count}, state_placements(plan, param)
-    words = _words(optimizer, group, name, param, plan, max(step, 1))
+    words = _words(name, param, plan, max(step, 1))
     for rule, of_rule in zip(plan.rules, words, strict=True):
         fresh = {
             key: spec.new(torch.empty(param.shape, device=param.device)) for key, spec in rule.arrays.items()

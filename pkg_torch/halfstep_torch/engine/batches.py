@@ -19,7 +19,7 @@ from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import StageRows
 from halfstep_torch.engine.rows import alias
 from halfstep_torch.engine.slots import Slot, SlotColumns
-from halfstep_torch.engine.step_numbers import StepNumbers
+from halfstep_torch.engine.step_numbers import flat
 from halfstep_torch.leaves import check_count, check_grad
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
@@ -57,7 +57,7 @@ class Batch:
     device: torch.device
     grad_dtype: torch.dtype
     slots: list[Slot]
-    numbers: dict[int, list[StepNumbers]] = dataclasses.field(default_factory=dict)
+    numbers: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
     vectors: Sequence[Tensor | SlotColumns] = ()
     keys: Any = None
     host_keys: Any = None
@@ -65,9 +65,10 @@ class Batch:
     rows: StageRows = dataclasses.field(default_factory=list)
 
     @functools.cached_property
-    def streams(self) -> tuple:
-        """The random streams that its slots read."""
-        return self.plan.streams([link.seed for link in self.group.links])
+    def measuring(self) -> list[int]:
+        """The stages that have numbers of all gradients, which stay on the device."""
+        links = [self.group.links[j] for j in self.plan.rule_indices]
+        return [k for k, rules in enumerate(self.plan.bounds) if any(links[i].measures for i in rules)]
 
     @functools.cached_property
     def owners(self) -> list[Tensor]:
@@ -101,8 +102,7 @@ class Batch:
     def stage_numbers(self, k: int) -> dict[int, list[Any]]:
         """Return of each count the numbers of the rules of the k-th stage, by name."""
         rules = self.plan.bounds[k]
-        of_stage = ((step, of_rules[rules.start : rules.stop]) for step, of_rules in self.numbers.items())
-        return {step: [n.by_name for n in of_rules] for step, of_rules in of_stage}
+        return {step: of_rules[rules.start : rules.stop] for step, of_rules in self.numbers.items()}
 
 
 def make_batches(
@@ -214,7 +214,7 @@ def _norms_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Calla
     return norms
 
 
-Numbers = dict[tuple[int, int], tuple[Any, dict[int, StepNumbers]]]
+Numbers = dict[tuple[int, int], tuple[Any, dict[int, Any]]]
 """Of each link of each group, its values and the numbers of each count."""
 
 
@@ -235,10 +235,10 @@ def attach_numbers(
             of_counts = of_counts if before == h and not link.measures else {}
             _, kept = now.setdefault(at, (h, {}))
             for step, of_rules in numbers.items():
-                if step not in kept or link.measures:
-                    kept[step] = of_counts.get(step) or StepNumbers.of(
-                        link.step_numbers(h, step, measured.get(at))
-                    )
+                if step in of_counts:
+                    kept[step] = of_counts[step]
+                elif step not in kept:
+                    kept[step] = link.step_numbers(h, step, measured.get(at))
                 of_rules.append(kept[step])
         batch.numbers = numbers
     return now
@@ -252,7 +252,7 @@ def attach_keys(batches: Iterable[Batch]) -> None:
     """Give batches the keys of their random words, those of equal streams derived at once."""
     by_streams: dict[tuple, list[Batch]] = {}
     for batch in batches:
-        by_streams.setdefault(batch.streams, []).append(batch)
+        by_streams.setdefault(batch.plan.streams, []).append(batch)
     for streams, sharing in by_streams.items():
         slots = [slot for batch in sharing for slot in batch.slots]
         keys = stream_keys(streams, [slot.step for slot in slots], [slot.name for slot in slots])
@@ -273,10 +273,11 @@ def send(batches: Iterable[Batch]) -> None:
         for batch in of_device:
             batch.keys = SlotColumns(next(sent))
             vectors = [next(sent) for _ in batch.plan.bounds]
-            for vector, (numbers, *_) in zip(vectors, _stages_of(batch), strict=True):
-                for i, x in enumerate(numbers):
+            for k in batch.measuring:
+                (numbers, *_) = batch.stage_numbers(k).values()
+                for i, x in enumerate(flat(numbers)):
                     if isinstance(x, Tensor):  # the same for all counts
-                        vector[i].copy_(x)
+                        vectors[k][i].copy_(x)
             batch.vectors = [x if x.dim() == 1 else SlotColumns(x) for x in vectors]
 
 
@@ -305,22 +306,13 @@ def _vectors(batch: Batch) -> list[np.ndarray]:
 
     A number that was measured on a device is 0 in them: it stays there.
     """
-    made, places = [], {step: i for i, step in enumerate(batch.numbers)}
-    for numbers in _stages_of(batch):
-        if Tensor in map(type, numbers[0]):
+    made, of_slots = [], 0
+    if len(batch.numbers) > 1:
+        places = {step: i for i, step in enumerate(batch.numbers)}
+        of_slots = [places[slot.step] for slot in batch.slots]
+    for k in range(len(batch.plan.bounds)):
+        numbers = [*map(flat, batch.stage_numbers(k).values())]
+        if k in batch.measuring:
             numbers = [[0.0 if isinstance(x, Tensor) else x for x in of_count] for of_count in numbers]
-        rows = np.array(numbers, np.float32)
-        of_slots = [places[slot.step] for slot in batch.slots] if len(rows) > 1 else 0
-        made.append(np.ascontiguousarray(rows[of_slots].T))
+        made.append(np.ascontiguousarray(np.array(numbers, np.float32)[of_slots].T))
     return made
-
-
-def _stages_of(batch: Batch) -> list[list[list[Any]]]:
-    """Return of each stage, of each count, the numbers of its rules one after the other."""
-    return [
-        [
-            [x for n in of_rules[rules.start : rules.stop] for x in n.flat]
-            for of_rules in batch.numbers.values()
-        ]
-        for rules in batch.plan.bounds
-    ]

@@ -26,16 +26,20 @@ from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights, RoundedWeights
 
 
-class StreamKind(NamedTuple):
-    """Whose words a stream has, the seed apart.
+class Stream(NamedTuple):
+    """Random words that a step reads.
 
     Attributes:
+        seed: of the words.
         prefix: what stands before the name of the leaf.
         before: whether they are those of the step before.
+        roles: whose keys are read.
     """
 
+    seed: int
     prefix: str
     before: bool
+    roles: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +51,7 @@ class Plan:
         rule_indices: of each rule, the index of its link in the chain.
         sources: of each rule's word sources, which of the plan's distinct streams it is of, its role,
             and whether they are mixed.
-        roles: of each distinct stream, the roles whose keys are read.
-        kinds: of each distinct stream, whose words it has.
+        streams: the distinct ones.
         wrapped: how many rules before the last see the float32 weights that it keeps.
         dtype: of the weights.
         maximize: ascend.
@@ -57,8 +60,7 @@ class Plan:
     rules: tuple[BoundRule, ...]
     rule_indices: tuple[int, ...]
     sources: tuple[tuple[tuple[int, int, bool], ...], ...]
-    roles: tuple[tuple[int, ...], ...]
-    kinds: tuple[StreamKind, ...]
+    streams: tuple[Stream, ...]
     wrapped: int
     dtype: torch.dtype
     maximize: bool
@@ -80,7 +82,7 @@ class Plan:
         return Stage(
             rules=self.rules[places.start : places.stop],
             sources=self.sources[places.start : places.stop],
-            roles=self.roles,
+            roles=tuple(stream.roles for stream in self.streams),
             weights=self.weights,
             wrapped=tuple(count - 1 - self.wrapped <= i < count - 1 for i in places),
             dtype=self.dtype,
@@ -96,7 +98,7 @@ class Plan:
     @functools.cached_property
     def shared(self) -> tuple:
         """What plans have in common whose parameters are stepped together: of equal ones the same object."""
-        return _interned((self.rule_indices, self.kinds, self.padded_stages))
+        return _interned((self.rule_indices, self.streams, self.padded_stages))
 
     def within(self, window: Window, cut: bool = False) -> "Plan":
         """Return the plan of the elements in a window of the parameter.
@@ -127,15 +129,6 @@ class Plan:
         rule = RoundedWeights(last.rule.name) if last is not None and last.lands_on else NearestWeights()
         return BoundWeights(rule, dtype=dtype_name(self.dtype))
 
-    def streams(self, seeds: Sequence) -> tuple[tuple[int, StreamKind, tuple[int, ...]], ...]:
-        """Return the random streams that a step reads: seed, kind, and the roles whose keys are read."""
-        seed_of = {}
-        for rule, index, sources in zip(self.rules, self.rule_indices, self.sources, strict=True):
-            for source, (stream, *_) in zip(rule.sources, sources, strict=True):
-                seed_of[stream] = _seed_at(seeds[index], source.seed)
-        rows = enumerate(zip(self.kinds, self.roles, strict=True))
-        return tuple((seed_of[i] or 0, kind, roles) for i, (kind, roles) in rows)
-
 
 def _cut(moment: Any) -> Any:
     return dataclasses.replace(moment, cut=True) if moment.format.scaled else moment
@@ -164,29 +157,23 @@ def make_plan(
     `wrapped_links` links before the last see the float32 weights that the last keeps.
     """
     chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
-    distinct: dict[tuple[int | None, StreamKind], list[int]] = {}
+    distinct: dict[tuple[int | None, str, bool], dict[int, None]] = {}
     sources = []
     for i, rule in chosen:
-        read = [
-            (
-                (_seed_at(seeds[i], source.seed), StreamKind(source.prefix, source.before)),
-                source.role,
-                source.mixed,
-            )
-            for source in rule.sources
-        ]
-        for stream, role, _ in read:
-            roles, key = distinct.setdefault(stream, []), word_role(role)
-            roles.extend([] if key in roles else [key])
-        sources.append(tuple((list(distinct).index(stream), *rest) for stream, *rest in read))
+        read = [((_seed_at(seeds[i], x.seed), x.prefix, x.before), x) for x in rule.sources]
+        for stream, source in read:
+            distinct.setdefault(stream, {})[word_role(source.role)] = None
+        sources.append(tuple((list(distinct).index(stream), x.role, x.mixed) for stream, x in read))
     last = len(rules) - 1
     wrapped = range(last - wrapped_links, last) if rules and rules[last] is not None else range(0)
     return Plan(
         rules=tuple(rule for _, rule in chosen),
         rule_indices=tuple(i for i, _ in chosen),
         sources=tuple(sources),
-        roles=tuple(map(tuple, distinct.values())),
-        kinds=tuple(kind for _, kind in distinct),
+        streams=tuple(
+            Stream(seed or 0, prefix, before, tuple(roles))
+            for (seed, prefix, before), roles in distinct.items()
+        ),
         wrapped=sum(i in wrapped for i, _ in chosen),
         dtype=dtype,
         maximize=maximize,
@@ -207,13 +194,13 @@ def bind_rules(
     return rules[::-1]
 
 
-def stream_keys(streams: Sequence, steps: Sequence[int], names: Sequence[str]) -> np.ndarray:
+def stream_keys(streams: Sequence[Stream], steps: Sequence[int], names: Sequence[str]) -> np.ndarray:
     """Return the keys of leaves that read the same streams: uint32, a row each.
 
     Columns: of every stream k0 and each role's k1. `steps` are the counts after their increment.
     """
     columns = [np.zeros((len(names), 0), np.uint32)]
-    for seed, kind, roles in streams:
-        counts = [step - kind.before for step in steps]
-        columns.append(leaf_keys(seed, counts, [leaf_id(kind.prefix + name) for name in names], roles))
+    for seed, prefix, before, roles in streams:
+        counts, leaves = [step - before for step in steps], [leaf_id(prefix + name) for name in names]
+        columns.append(leaf_keys(seed, counts, leaves, roles))
     return np.concatenate(columns, axis=1)

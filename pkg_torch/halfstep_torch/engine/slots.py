@@ -24,6 +24,7 @@ class Slot:
         name: the leaf name.
         plan: of the step of the elements here.
         window: which elements are stepped here.
+        whole_plan: that of the step of all elements; by default the same.
         param: the weights here: the parameter itself, or what of it is in this process.
         step: the count after this step.
         counter: the count that the state holds.
@@ -43,6 +44,7 @@ class Slot:
     name: str
     plan: Plan
     window: Window
+    whole_plan: Any = None
     param: Any = None
     step: int = 0
     counter: Any = None
@@ -58,11 +60,6 @@ class Slot:
     ends = True
 
     @property
-    def whole_plan(self) -> Plan:
-        """That of the step of all elements."""
-        return self.plan
-
-    @property
     def held(self) -> Tensor:
         """The tensor whose placement decides which processes have the elements here."""
         return self.owner
@@ -75,6 +72,7 @@ class Slot:
         return grad.detach() if grad.requires_grad else grad
 
     def __post_init__(self) -> None:
+        self.whole_plan = self.whole_plan or self.plan
         self.param = self.owner
 
     def attach(self, caller: str, state: MutableMapping[str, Any]) -> None:

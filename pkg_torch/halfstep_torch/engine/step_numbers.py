@@ -1,19 +1,7 @@
 """The numbers of a step as one vector, and back: a compiled kernel takes them in a tensor. Contract: A4."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-
-class StepNumbers(NamedTuple):
-    """The numbers of one rule at one count: by name, and as a list, which is kept as long as they are."""
-
-    by_name: Any
-    flat: list[float]
-
-    @classmethod
-    def of(cls, numbers: Any) -> "StepNumbers":
-        """Return them, given by name."""
-        return cls(numbers, flat(numbers))
+from typing import Any
 
 
 def flat(numbers: Any) -> list[float]:

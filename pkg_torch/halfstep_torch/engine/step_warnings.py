@@ -28,13 +28,13 @@ def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, bef
         before: how many optimizers without names were built before of its seeds.
     """
     for batch in batches:
-        if before and batch.plan.kinds:
+        if before and batch.plan.streams:
             say_once(
                 f"{caller}: several optimizers without names have one seed. Each draws words of its own, by "
                 "the order in which they were built: another order gives other bits. Pass names: "
                 "model.named_parameters(), or call halfstep_torch.register_names(model) before."
             )
-        elif nameless > 1 and batch.plan.kinds:
+        elif nameless > 1 and batch.plan.streams:
             say_once(
                 f"{caller}: the parameters have no names, so their random words follow their order: results "
                 "change if parameters are reordered or sharded differently. Pass "

@@ -54,7 +54,6 @@ class PartSlot(Slot):
     It is `gathered` where a rule sees all of a parameter, or a border of a shard cuts a byte of two codes.
 
     Attributes:
-        all_elements: the plan of the step of all of them.
         part: which elements in this process are the slot's, where borders of shards cut blocks
             (`cut_blocks.py`); None for all. The window is then in runs, an axis each.
         rows: which rows of the first axis in this process are the slot's; None for all.
@@ -63,7 +62,6 @@ class PartSlot(Slot):
         scales: of a part the scales of its blocks, by the key of the array.
     """
 
-    all_elements: Any = None
     part: Part | None = None
     rows: slice | None = None
     home: torch.device | None = None
@@ -86,11 +84,6 @@ class PartSlot(Slot):
         whole, here = (_blocks(plan, key) for plan in (self.whole_plan, self.plan))
         first, count = self.window.offset[-1] // whole.size, here.count(max(self.window.shape[-1], here.unit))
         return x.view(*self.window.whole[:-1], -1)[(*self.window.box[:-1], slice(first, first + count))]
-
-    @property
-    def whole_plan(self) -> Plan:
-        """That of the step of all elements."""
-        return self.all_elements
 
     @property
     def has_all(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -130,6 +123,7 @@ class PartSlot(Slot):
         return self.local(local_part(self.owner.grad).detach())
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         here = local_part(self.owner)
         self.param = self.local(here.detach() if self.rows else here)
 
@@ -232,7 +226,7 @@ def sharded_slots(param: Tensor, name: str, plan: Plan) -> list[PartSlot]:
 
     def slot(window: Window, cuts: bool = False, **others: Any) -> PartSlot:
         here = plan.within(window, cuts)
-        return PartSlot(param, name, here, window, cuts=cuts, all_elements=plan, **others)
+        return PartSlot(param, name, here, window, cuts=cuts, whole_plan=plan, **others)
 
     window = window_of(param)
     if is_gathered(plan, param):
