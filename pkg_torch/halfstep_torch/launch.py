@@ -40,7 +40,7 @@ from halfstep_torch.streamed_state import Streaming, in_pieces, streamed_slots_o
 _NOT_NUMBERS = ("params", "param_names", HEADER)
 _UNCHANGING = (bool, int, float, str, type(None), torch.dtype)
 
-Named = Sequence[tuple[int, str, Tensor]]
+Parameters = Sequence[tuple[int, str, Tensor]]
 
 
 class Key(NamedTuple):
@@ -83,7 +83,7 @@ class Launch:
         has_schedules: whether the lr of a group is a function of the step.
     """
 
-    def __init__(self, optimizer: Any, named: Named) -> None:
+    def __init__(self, optimizer: Any, named: Parameters) -> None:
         """Check and sort parameters."""
         self._listed, self._key, self._numbers = [param for _, _, param in named], None, {}
         on_host = optimizer._arenas is not None
@@ -94,8 +94,8 @@ class Launch:
         actions = Gathering(others), CutBlocks(others), Streaming(optimizer._arenas, pieces)
         self._actions = [action for action in actions if action.slots]
         batches = [*others, *pieces]
-        rules = [(batch.group.links[j], batch) for batch in batches for j in batch.plan.rule_indices]
-        self._looks = any(link.measures or link.needs_finite for link, _ in rules)
+        links = [batch.group.links[j] for batch in batches for j in batch.plan.rule_indices]
+        self._looks = any(link.measures or link.needs_finite for link in links)
         self.has_schedules = any(batch.group.choices.schedule is not None for batch in batches)
         self.batches = [batch for batch in batches if has_memory(batch.slots[0].param)]
         self.on_meta = [batch for batch in batches if not has_memory(batch.slots[0].param)]
@@ -143,6 +143,11 @@ class Launch:
         """Whether parameters of a group have the plans that they had: most numbers decide nothing in them."""
         slots = (slot for batch in self.batches if batch.group.index == read.index for slot in batch.slots)
         return all(read.plan(slot.name, slot.owner) == slot.whole_plan for slot in slots)
+
+    @property
+    def counts(self) -> list[tuple[int, int]]:
+        """Pairs: the index of a group, the count of parameters of it after their step."""
+        return [(batch.group.index, max(batch.numbers)) for batch in self.batches]
 
     def bring(self) -> Mapping[tuple[int, int], Any]:
         """Bring gradients to where weights are stepped; return what links measure of all of them."""

@@ -1,31 +1,45 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
+import collections
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from halfstep.recipes import settings
+from halfstep.rule import Rule
+from halfstep.rules.named import Named
+from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.distributed.agreement import Attempt
-from halfstep_torch.distributed.replicas import check_replicas
-from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.engine.group_checks import check_choices, check_new_group, check_written
+from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of, shown_rates
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
-from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
+from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.signals import SignalsWait
-from halfstep_torch.engine.step_warnings import (
-    warn_at_ends,
-    warn_at_first_step,
-    warn_of_missing_links,
-    warn_of_no_gradient,
-    warn_of_range,
+from halfstep_torch.engine.step_warnings import look_around, warn_of_nothing
+from halfstep_torch.launch import Launch, Parameters
+from halfstep_torch.leaves import check_params, has_memory
+from halfstep_torch.link import Link
+from halfstep_torch.names import with_names_found
+from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
+from halfstep_torch.optimizer_state.form import HEADER
+from halfstep_torch.optimizer_state.group_entries import (
+    NamedMembers,
+    check_maximize,
+    check_named,
+    count_nameless,
+    nameless_seeds,
+    parameter_names,
+    with_names,
 )
-from halfstep_torch.launch import Launch, Named
-from halfstep_torch.leaves import has_memory, parameters_by_leaf
+from halfstep_torch.optimizer_state.state_dict import make_header
 from halfstep_torch.saved_state import load, with_headers
 from halfstep_torch.sharded.agreement import Agreement
 from halfstep_torch.sharded.exchange import meshes_of
@@ -39,7 +53,7 @@ def _undisturbed(step: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(step)
     def run(self: Any, *args: Any, **options: Any) -> None:
-        with vars(self).setdefault("_lock", threading.RLock()):
+        with self._lock:
             enabled = [*filter(torch.is_autocast_enabled, ("cpu", "cuda", "xpu", "mps"))]
             if not enabled:
                 step(self, *args, **options)
@@ -52,7 +66,7 @@ def _undisturbed(step: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-class Optimizer(PlannedOptimizer):
+class Optimizer(torch.optim.Optimizer):
     """A `torch.optim` optimizer that applies a chain of transforms.
 
     At each step every gradient goes through the links of the chain, in float32, and the weight becomes
@@ -113,6 +127,12 @@ class Optimizer(PlannedOptimizer):
     Source: contract A6, P1.
     """
 
+    # What a named optimizer is made of; how it decays weights, None where a group of torch does not say that.
+    named: ClassVar[Named | None] = None
+    decoupled_decay: ClassVar[bool | None] = None
+    # How many optimizers without names were built before of its seeds; None where parameters have names.
+    nameless_before: int | None = None
+
     release: Any = None
     """The handle of `release_gradients`, as long as it steps the parameters."""
 
@@ -121,6 +141,48 @@ class Optimizer(PlannedOptimizer):
 
     _half_loaded = False
     """Whether groups and state are of two runs: `load_state_dict` began to change them and did not end."""
+
+    def __init__(
+        self,
+        params: Iterable,
+        tx: Chain | Rule | ChainByOptions | None = None,
+        *,
+        maximize: bool = False,
+        compile: bool | Literal["auto"] = "auto",
+        names: Iterable | None = None,
+        state_device: str | torch.device | None = None,
+        **others: Any,
+    ) -> None:
+        if tx is None or others:
+            problem = f"{next(iter(others))} is no argument" if others else "tx is missing"
+            raise TypeError(
+                f"{self._name}: {problem}: a chain decides what a step does, and its numbers. Pass "
+                "chain(scale_by_adam(), scale_by_learning_rate(1e-3), round_stochastically()), or use AdamW."
+            )
+        self._tx = tx if isinstance(tx, ChainByOptions) else ChainByOptions(functools.partial(chain, tx), {})
+        self._compile = CompileChoice(self._name, compile)
+        check_params(self._name, params)
+        self._given_names = parameter_names(self._name, names) or None
+        params = with_names_found(self._name, params) if names is None else params
+        self._choices: list[GroupChoices] = []
+        if state_device is not None and str(state_device) != "cpu":
+            raise ValueError(
+                f"{self._name}: state_device={state_device!r} is no place for state. "
+                'Use "cpu", or None for the device of each weight.'
+            )
+        self._state_on_host = state_device is not None
+        self._remember_no_step()
+        entries = {**self._tx.others, **self._tx.make(**self._tx.options).entries}
+        entries |= {**self._tx.options, "maximize": maximize}
+        self._schedule = entries["lr"] if callable(entries.get("lr")) else None
+        if self._schedule is not None:
+            entries["lr"] = rate_of(self._name, self._schedule, 0)
+        super().__init__(params, {key: plain_value(value) for key, value in entries.items()})
+        check_choices(self)
+
+    @functools.cached_property
+    def _name(self) -> str:
+        return type(self).__name__
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -204,11 +266,6 @@ class Optimizer(PlannedOptimizer):
             )
         self.step_alone([self._alone[param]], param)
 
-    @functools.cached_property
-    def _alone(self) -> dict[Tensor, tuple[int, str, Tensor]]:
-        """Of each parameter that is stepped alone its place and name."""
-        return {}
-
     def _step(self) -> None:
         if not is_skipped(self):
             self.step_alone()
@@ -276,7 +333,7 @@ class Optimizer(PlannedOptimizer):
 
     @_undisturbed
     def step_alone(
-        self, parameters: Named | None = None, at: Any = None, sizes: RowSizes | None = None
+        self, parameters: Parameters | None = None, at: Any = None, sizes: RowSizes | None = None
     ) -> None:
         """Step some of the parameters, those with a gradient: by the launch of the last step, if it holds.
 
@@ -303,7 +360,8 @@ class Optimizer(PlannedOptimizer):
                     self._launches.pop(at, None) and None
                 )  # its memory goes before new memory is asked for
                 launch = self._launches[at] = Launch(self, named)
-                self._warn_of_nothing(launch, named)
+                if not (launch.batches or launch.on_meta or self.state):
+                    warn_of_nothing(self, named)
         agreement.agree_on(attempt.error, launch)
         assert launch is not None  # else an error was raised
         if may_make_state and not agreement.any_of(any(map(_moves, [*launch.batches, *launch.on_meta]))):
@@ -312,8 +370,8 @@ class Optimizer(PlannedOptimizer):
             show_rates, measured = [], launch.bring()
             with Attempt() as attempt:
                 launch.prepare(self, measured, sizes)
-                show_rates = self._rates_of(launch.batches) if launch.has_schedules else []
-                self._look_around(launch.batches)
+                show_rates = shown_rates(self, launch.counts) if launch.has_schedules else []
+                look_around(self, launch.batches)
             agreement.agree(attempt.error)
             # Everything that can fail has been tried: from here on, weights change.
             with SignalsWait():
@@ -324,55 +382,142 @@ class Optimizer(PlannedOptimizer):
         finally:
             launch.forget()
 
-    def _warn_of_nothing(self, launch: Launch, named: Named) -> None:
-        """Say why nothing moves, where no parameter has ever had a gradient."""
-        if not (launch.batches or launch.on_meta or self.state):
-            check_not_replaced(self._name, {name: p for _, name, p in named}, parameters_by_leaf)
-            self._idle_steps += bool(named)
-            warn_of_no_gradient(self._name, self._idle_steps)
+    def __getstate__(self) -> dict[str, Any]:
+        fields = {
+            name: getattr(self, name)
+            for name in (
+                "_tx",
+                "_compile",
+                "_schedule",
+                "_choices",
+                "_state_on_host",
+                "_half_loaded",
+                "nameless_before",
+            )
+        }
+        pickled = super().__getstate__()
+        # torch writes 8-bit floats into a pickle, and cannot read them: they go as bytes, with their dtypes.
+        dtypes = {
+            param: {key: x.dtype for key, x in entry.items() if isinstance(x, Tensor)}
+            for param, entry in self.state.items()
+        }
+        states = {param: as_bytes(entry) for param, entry in self.state.items()}
+        fields |= {"state": collections.defaultdict(dict, states), "_state_dtypes": dtypes}
+        return {**pickled, **fields, "_given_names": None}
 
-    def _rates_of(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
-        """Return what shows, after a step, the rates of groups whose lr is a function of it."""
-        scheduled = [batch for batch in batches if batch.group.choices.schedule is not None]
-        return self.shown_rates([(batch.group.index, max(batch.numbers)) for batch in scheduled])
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        dtypes = state.pop("_state_dtypes", {})
+        super().__setstate__(state)
+        for param, of_arrays in dtypes.items():
+            self.state[param] = from_bytes(self.state[param], of_arrays)
+        self.defaults.pop("differentiable", None)  # torch's own optimizers have it; no group of ours does
+        self._remember_no_step()
 
-    def shown_rates(self, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
-        """Return what shows the learning rates of a step in the groups whose lr is a function of it."""
-        oldest: dict[int, int] = {}
-        for i, step in steps:
-            oldest[i] = max(oldest.get(i, 0), step)
-        return [self._choices[i].show(self._name, i, self.param_groups[i], oldest[i]) for i in oldest]
+    def _remember_no_step(self) -> None:
+        """Have no step behind it in this process: nothing here is pickled."""
+        self._lock, self._compared, self._agreement = threading.RLock(), False, Agreement(self._name)
+        # The last step of all parameters, by None, and of each that is stepped alone.
+        self._launches: dict[Any, Launch] = {}
+        self._alone: dict[Tensor, tuple[int, str, Tensor]] = {}
+        # Memory through which the state of each device passes; None where it is beside the weights.
+        self._arenas: dict | None = {} if self._state_on_host else None
+        self._members = NamedMembers()
 
-    def _look_around(self, batches: Sequence[Batch]) -> None:
-        """Say what the user should know, most of it at the first step; there compare replicas, too."""
-        if self._compared and not {step % 100 for batch in batches for step in batch.numbers} & {0, 1}:
-            return
-        first = [batch for batch in batches if 1 in batch.numbers]
-        nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
-        if first:
-            warn_at_first_step(self._name, first, nameless, self.nameless_before or 0)
-            warn_of_missing_links(self._name, first)
-        warn_of_range(self._name, batches)
-        warn_at_ends(self._name, batches)
-        if not self._compared:
-            slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
-            seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
-            check_replicas(self._name, slots, seeds)
-            self._compared = True
+    def __repr__(self) -> str:
+        """As torch's, but for names and what is for state dicts."""
+        lines = [f"{self._name} ("]
+        for i, group in enumerate(self.param_groups):
+            lines.append(f"Parameter Group {i}")
+            lines += [f"    {key}: {group[key]}" for key in sorted(self.defaults)]
+        return "\n".join([*lines, ")"])
 
-    @functools.cached_property
-    def _launches(self) -> dict[Any, Launch]:
-        """The last step of all parameters, by None, and of each that is stepped alone."""
-        return {}
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, with its own values of the entries if it has any.
 
-    @functools.cached_property
-    def _agreement(self) -> Agreement:
-        return Agreement(self._name)
+        `param_group` has `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
+        of the named classes, `param_storage`, roundings and `recipe`. Where `lr` is a function of the step,
+        the group shows the number of the last one. Nothing is added if a value is of a wrong type
+        (TypeError), out of range, or nothing reads it (ValueError).
+        """
+        schedule, rate, options = None, None, dict(self._tx.options)
+        if isinstance(param_group, dict):
+            lr = param_group.get("lr", self._schedule)
+            if callable(lr):
+                schedule, rate = lr, rate_of(self._name, lr, 0)
+                param_group = {**param_group, "lr": rate}
+            if self._given_names is not None and "params" in param_group:
+                params = with_names(self._name, param_group["params"], self._given_names)
+                param_group = {**param_group, "params": params}
+            elif self.param_groups and "param_names" in self.param_groups[0]:
+                [param_group] = with_names_found(self._name, [param_group])
+                check_named(self._name, param_group)
+            param_group = self._without_recipe(param_group)
+            options = {name: param_group.get(name, value) for name, value in options.items()}
+        choices = GroupChoices(self._tx.make(**options), options, schedule, rate)
+        super().add_param_group(param_group)
+        choices.first_lr = self.param_groups[-1].get("lr")
+        if "param_names" not in self.param_groups[-1]:
+            choices.chain = self._with_words_of_its_own(choices.chain)
+        self._choices.append(choices)
+        try:
+            check_new_group(self)
+        except BaseException:
+            self.param_groups.pop()
+            self._choices.pop()
+            raise
+        group = self.param_groups[-1]
+        group.update({key: plain_value(group[key]) for key in self.defaults})
+        group[HEADER] = make_header(choices.chain)
 
-    @functools.cached_property
-    def _arenas(self) -> dict | None:
-        """Memory through which the state of each device passes; None where it is beside the weights."""
-        return {} if self._state_on_host else None
+    def _with_words_of_its_own(self, chain: Chain) -> Chain:
+        """Return the chain of a group without names with other words than optimizers of its seeds have."""
+        chain_seeds = [link.seed for link in chain.links]
+        if self.nameless_before is None:
+            self.nameless_before = count_nameless(chain_seeds)
+        return chain.with_seeds(nameless_seeds(chain_seeds, self.nameless_before))
+
+    def _without_recipe(self, param_group: dict[str, Any]) -> dict[str, Any]:
+        """Return a group with the entries for which its recipe stands; those that it has itself win."""
+        if "recipe" not in param_group or self.named is None:
+            return param_group
+        rest = {key: value for key, value in param_group.items() if key != "recipe"}
+        recipe = param_group["recipe"]
+        return rest if recipe is None else {**settings(self._name, recipe, self.named.moments), **rest}
+
+    def _group(self, index: int, saved: Mapping[str, Any] | None = None) -> ReadGroup:
+        """Return a group as it stands, with the dtypes of a saved group if there is one."""
+        entries, choices = self.param_groups[index], self._choices[index]
+        choices.check_unchanged(self._name, index, entries)
+        check_maximize(self._name, index, entries["maximize"])
+        check_written(self, index)
+        if saved is not None:
+            dtypes = {key: value for key, value in saved.items() if key.endswith("_dtype")}
+            entries = {**entries, **dtypes}
+        return ReadGroup(self._name, index, entries, choices, scale_of(self))
+
+    def _named(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
+        if len(self.param_groups) != len(self._choices):
+            raise ValueError(
+                f"{self._name}: {len(self._choices)} param groups were added, and there are "
+                f"{len(self.param_groups)}. Use add_param_group; empty a group's params to drop it."
+            )
+        leaves = self._members.leaves(self._name, self.param_groups)
+        for i, (group, names) in enumerate(zip(self.param_groups, leaves, strict=True)):
+            for name, param in zip(names, group["params"], strict=True):
+                yield i, name, param
+
+    def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
+        """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""
+        group_of = functools.cache(self._group)
+        for i, name, param in self._named():
+            yield name, param, group_of(i).plan(name, param)
+
+    def bound_links(self) -> list[list[tuple[Link, Any]]]:
+        """Return of every param group the links of its chain, each with the values that it reads there."""
+        groups = [self._group(i) for i in range(len(self.param_groups))]
+        return [list(zip(group.links, group.values, strict=True)) for group in groups]
 
 
 def _moves(batch: Batch) -> bool:

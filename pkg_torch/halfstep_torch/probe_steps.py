@@ -25,6 +25,7 @@ _NOT_COPIED = (
     "_agreement",
     "_arenas",
     "_members",
+    "_lock",
     "release",
     "step",
     "grad_scale",

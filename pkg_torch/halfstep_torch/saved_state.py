@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.groups import plain_value
+from halfstep_torch.engine.groups import plain_value, shown_rates
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import HEADER
@@ -56,7 +56,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
             placements = state_placements(plan, param)
             states[param] = {key: placements.get(key) for key in plan.arrays}, saved
             steps.append((i, max(int(saved["step"]), 1)))
-    show_rates = optimizer.shown_rates(steps)
+    show_rates = shown_rates(optimizer, steps)
     groups = [
         load_group(group, saved, choices.options, choices.schedule is not None)
         for group, saved, choices in zip(
@@ -75,7 +75,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     for show_rate in show_rates:
         show_rate()
     optimizer._launches.clear()
-    optimizer.__dict__.pop("_alone", None)
+    optimizer._alone.clear()
     load_states(optimizer.state, states, lambda param, state: at_home(optimizer, param, plans[param], state))
     optimizer._half_loaded = False
     for hook in _hooks(optimizer, "_optimizer_load_state_dict_post_hooks"):

@@ -76,7 +76,7 @@ def test_gradients_that_8_bits_without_a_scale_do_not_hold_are_spoken_of(formats
 
 
 def slots(names=("a", "b"), grad=1.0, step=1):
-    plan = Plan((), (), (), (), (), 0, torch.float32, False)
+    plan = Plan((), (), (), (), 0, torch.float32, False)
     params = [torch.nn.Parameter(torch.ones(3)) for _ in names]
     for p in params:
         p.grad = torch.full((3,), grad)

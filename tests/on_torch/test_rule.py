@@ -157,7 +157,7 @@ def test_a_users_rule_steps_and_resumes_to_the_bit(rule):
     _, straight = run(rule, steps=5)
     named, first = run(rule, steps=2)
     again = [(name, torch.nn.Parameter(p.detach().clone())) for name, p in named]
-    second = hs.Optimizer(again, first._chain)
+    second = hs.Optimizer(again, first._choices[0].chain)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for step in range(2, 5):
         give_gradients(again, step)

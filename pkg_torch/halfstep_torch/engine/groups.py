@@ -202,3 +202,15 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, tuple, list)):
         return tuple(value)
     return value
+
+
+def shown_rates(optimizer: Any, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
+    """Return what shows, after a step, the rates of groups whose lr is a function of it.
+
+    `steps` are pairs: the index of a group, the count of a parameter of it after its increment.
+    """
+    oldest: dict[int, int] = {}
+    for i, step in steps:
+        oldest[i] = max(oldest.get(i, 0), step)
+    caller, groups = optimizer._name, optimizer.param_groups
+    return [optimizer._choices[i].show(caller, i, groups[i], oldest[i]) for i in oldest]

@@ -2,12 +2,17 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from halfstep.diagnosis import RANGES, at_ends, outside_range
+from halfstep_torch.distributed.replicas import check_replicas
+from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.leaves import parameters_by_leaf
 from halfstep_torch.link import is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.say_once import say_once
@@ -18,7 +23,38 @@ _COUNTS = (100, 1_000, 10_000)
 # At which second moments are looked at: a pass over them, and a wait for the device.
 
 
-def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, before: int) -> None:
+def look_around(optimizer: Any, batches: Sequence[Batch]) -> None:
+    """Say what the user should know, most of it at the first step; there compare replicas, too."""
+    caller, groups = optimizer._name, optimizer.param_groups
+    if optimizer._compared and not {step % 100 for batch in batches for step in batch.numbers} & {0, 1}:
+        return
+    first = [batch for batch in batches if 1 in batch.numbers]
+    nameless = sum(len(group["params"]) for group in groups if "param_names" not in group)
+    if first:
+        _warn_at_first_step(caller, first, nameless, optimizer.nameless_before or 0)
+        _warn_of_missing_links(caller, first)
+    _warn_of_ranges(caller, batches)
+    _warn_at_ends(caller, batches)
+    if not optimizer._compared:
+        slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
+        seeds = [[link.seed for link in choices.chain.links] for choices in optimizer._choices]
+        check_replicas(caller, slots, seeds)
+        optimizer._compared = True
+
+
+def warn_of_nothing(optimizer: Any, named: Sequence[tuple[int, str, Tensor]]) -> None:
+    """Say why nothing moves, where no parameter has ever had a gradient."""
+    caller = optimizer._name
+    check_not_replaced(caller, {name: p for _, name, p in named}, parameters_by_leaf)
+    optimizer._idle_steps += bool(named)
+    if optimizer._idle_steps == 3:
+        say_once(
+            f"{caller}: no parameter had a gradient in 3 steps, so nothing moves. Build the optimizer "
+            "with the parameters of the model that is trained, and call backward before step."
+        )
+
+
+def _warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, before: int) -> None:
     """Say what the parameters that are stepped for the first time do not get.
 
     Args:
@@ -47,7 +83,7 @@ def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, bef
             )
 
 
-def warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
+def _warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
     """Say which of the links that a chain ends in it does not have: nothing moves, or all uphill.
 
     Args:
@@ -72,7 +108,7 @@ def warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
             )
 
 
-def warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
+def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
     """Say at a few steps of a run where over 1 % of second moments stand at an end of their codes."""
     counted: dict[tuple[str, str], list[int]] = {}
     for batch in batches:
@@ -91,16 +127,7 @@ def warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
             say_once(f"{caller}: {problem}")
 
 
-def warn_of_no_gradient(caller: str, steps: int) -> None:
-    """Say at the third step that no parameter has ever had a gradient."""
-    if steps == 3:
-        say_once(
-            f"{caller}: no parameter had a gradient in 3 steps, so nothing moves. Build the optimizer "
-            "with the parameters of the model that is trained, and call backward before step."
-        )
-
-
-def warn_of_range(caller: str, batches: Iterable[Batch]) -> None:
+def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
     """Say at some steps where squares of gradients are outside what a moment without a scale holds."""
     for batch in batches:
         if any(step == 1 or step % 100 == 0 for step in batch.numbers):

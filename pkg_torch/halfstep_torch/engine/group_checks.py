@@ -1,0 +1,115 @@
+"""What a param group is refused for: when it is added, and when a step reads what was written into it."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from halfstep.recipes import settings
+from halfstep_torch.dry_run import try_rule
+from halfstep_torch.engine.groups import ReadGroup, plain_value
+from halfstep_torch.engine.plan import bind_rules
+from halfstep_torch.leaves import check_memory, check_weight
+from halfstep_torch.link import is_ours
+from halfstep_torch.optimizer_state.group_entries import (
+    check_decay,
+    check_entries,
+    check_names,
+    check_torch_options,
+)
+
+_CYCLE = ("base_momentum", "max_momentum")
+"""What OneCycleLR and CyclicLR write into groups: the ends between which they take betas[0] or momentum."""
+
+
+def check_new_group(optimizer: Any) -> None:
+    """Refuse the group that was added last, if steps could not follow it."""
+    caller, last = optimizer._name, len(optimizer.param_groups) - 1
+    group, named = optimizer.param_groups[last], list(optimizer._named())
+    of_group = [(name, param) for i, name, param in named if i == last]
+    for name, param in of_group:
+        check_weight(caller, name, param)
+        optimizer._compile.check(caller, param.device)
+    if len(set(group["params"])) < len(group["params"]):
+        raise ValueError(f"{caller}: a parameter appears twice in param group {last}. Pass it once.")
+    check_memory(caller, ((name, param) for _, name, param in named))
+    check_written(optimizer, last)
+    check_decay(caller, last, group, optimizer.decoupled_decay)
+    check_names(caller, optimizer.param_groups)
+    read = optimizer._group(last)
+    for info in {read.info(name, param) for name, param in of_group}:
+        bind_rules(read.links, caller, read.values, info)
+        for link, h in zip(read.links, read.values, strict=True):
+            if not is_ours(type(link.rule)):
+                try_rule(caller, link, h, info)
+
+
+def check_written(optimizer: Any, index: int) -> None:
+    """Refuse entries of a group that nothing would follow, those too that were written in mid-run."""
+    caller, own = optimizer._name, set(optimizer.defaults)
+    group, choices = optimizer.param_groups[index], optimizer._choices[index]
+    entries = (frozenset(group), *(group.get(key) for key in _CYCLE))
+    if choices.checked == entries:
+        check_torch_options(caller, {key: x for key, x in group.items() if key not in own})
+        return
+    followed = {key: x for key, x in group.items() if key != "recipe" or not _follows(optimizer, group)}
+    check_entries(caller, followed, own, set(_arguments(type(optimizer))))
+    _check_cycle(optimizer, index)
+    choices.checked = entries
+
+
+def _follows(optimizer: Any, group: Mapping[str, Any]) -> bool:
+    """Whether a group has the entries for which its recipe stands, as ZeRO writes it there once more."""
+    recipe = group["recipe"]
+    if recipe is None or optimizer.named is None:
+        return recipe is None
+    chosen = settings(optimizer._name, recipe, optimizer.named.moments)
+    return all(group.get(key) == plain_value(x) for key, x in chosen.items())
+
+
+def _check_cycle(optimizer: Any, index: int) -> None:
+    """Refuse a scheduler that will take the momentum of a group where its moments cannot follow."""
+    caller, group = optimizer._name, optimizer.param_groups[index]
+    for end in _CYCLE:
+        momentum = group.get(end)
+        if not isinstance(momentum, float) or not {"betas", "momentum"} & set(optimizer.defaults):
+            continue
+        entries = {**group, "momentum": momentum}
+        if "betas" in optimizer.defaults:
+            entries = {**group, "betas": (momentum, *tuple(group["betas"])[1:])}
+        read = ReadGroup(caller, index, entries, optimizer._choices[index])
+        of_group = ((name, param) for i, name, param in optimizer._named() if i == index)
+        try:
+            for info in {read.info(name, param) for name, param in of_group}:
+                bind_rules(read.links, caller, read.values, info)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} A scheduler of param group {index} has {end}={momentum}, which the run would "
+                "reach later. Pass it cycle_momentum=False, or another base_momentum."
+            ) from error
+
+
+def check_choices(optimizer: Any) -> None:
+    """Raise ValueError if a link was to choose among the parameters, and chooses nothing."""
+    for j, link in enumerate(optimizer._choices[0].chain.links):
+        if link.reads_names:
+            groups = [optimizer._group(i) for i in range(len(optimizer.param_groups))]
+            chosen = [
+                groups[i].info(name, param)
+                for i, name, param in optimizer._named()
+                if groups[i].applies_to(name, param)[j]
+            ]
+            link.check_choice(optimizer._name, groups[0].values[j], chosen)
+
+
+def _arguments(kind: type) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a class of optimizers, and those of its bases, up to one of this package.
+
+    A subclass may hand them on by `**options`, or set them itself.
+    """
+    arguments: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            arguments = {**inspect.signature(base.__init__).parameters, **arguments}
+            if is_ours(base):
+                break
+    return arguments
