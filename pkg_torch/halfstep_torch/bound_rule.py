@@ -187,13 +187,14 @@ class BoundRule:
             words: of each of the `sources`, from a shape to int32 words.
             op: the operations; by default those of the scope.
         """
-        shape = tuple(p.shape) if self.scope == "parameter" else None
+        scope = self.rule.scope
+        shape = tuple(p.shape) if scope == "parameter" else None
         if self.tensor_numbers and not torch.compiler.is_compiling():
             numbers = tensor_numbers(numbers, u.device)
         moments: dict[str, Any] = dict(self.step_moments(state, words, shape, numbers))
         if self.lands_on:
             moments["param"] = LandedWeight(p, self.lands_on, words[-1:] if self._rounds_weights else ())
-        op = op or STEP_OPS[self.scope]
+        op = op or STEP_OPS[scope]
         u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments), op)
         return u, {key: array for moment in moments.values() for key, array in moment.arrays.items()}
 

@@ -130,8 +130,9 @@ class Launch:
             if read.plan_key != before.plan_key and not self._keeps_plans(read):
                 return False
             self._groups[i] = read, _Entries(group, read)
-        if any(optimizer._compile.is_due(*of_batch) for of_batch in self._eager):
-            return False
+        for of_batch in self._eager:
+            if optimizer._compile.is_due(*of_batch):
+                return False
         for slots, step in zip(self._by_index, self._steps, strict=True):
             for slot in slots:
                 slot.step = step

@@ -10,7 +10,8 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches, compile_choice, compiled_stage, groups, inductor
+from halfstep_torch import launch
+from halfstep_torch.engine import compile_choice, compiled_stage, groups, inductor
 from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, graphs, model, shapes, take_steps
 from on_torch.steps import GRID, assert_same_snapshots, snapshot
 
@@ -152,7 +153,7 @@ def test_rows_of_one_parameter_have_the_bits_of_rows_of_many(fresh, monkeypatch)
 
 def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
     made = []
-    for where, name in ((groups, "make_plan"), (batches, "make_rows")):
+    for where, name in ((groups, "make_plan"), (launch, "make_rows")):
         make = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *args, make=make, name=name: made.append(name) or make(*args))
     params = model(8)
@@ -169,6 +170,8 @@ def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
     optimizer.param_groups[0]["weight_decay"] = 0.0
     optimizer.step()
     assert collections.Counter(made) == {"make_plan": 15, "make_rows": 3}
+    alike = hs.AdamW([(f"{i}", torch.nn.Parameter(torch.ones(3))) for i in range(9)])
+    assert len({id(plan) for _, _, plan in alike.plans()}) == 1
 
 
 @pytest.mark.slow

@@ -94,9 +94,9 @@ class Batch:
         if not self._have_all:
             return {place: self.slots[place].grad for place in places}
         owners: list[Any] = self.owners
-        grads = [(place, owners[place].grad) for place in places]
         if self._are_shards:
-            grads = [(place, local_part(grad)) for place, grad in grads]
+            return {place: local_part(owners[place].grad).detach() for place in places}
+        grads = [(place, owners[place].grad) for place in places]
         return {place: grad.detach() if grad.requires_grad else grad for place, grad in grads}
 
     def stage_numbers(self, k: int) -> dict[int, list[Any]]:

@@ -6,7 +6,7 @@ that fails leaves everything as it was.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
 from halfstep_torch.engine.kernel_store import checked, is_stored, kernel_name, store
 from halfstep_torch.engine.packed_rows import Memory
-from halfstep_torch.engine.stage import Stage
+from halfstep_torch.engine.stage import Stage, column
 from halfstep_torch.engine.step_numbers import flat, number_places, unflat
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
@@ -24,40 +24,31 @@ _SCRATCH = 1 << 20
 
 def compile_batch(batch: Batch) -> None:
     """Give a batch the kernels of its stages, as far as these compile; raise what torch.compile raises."""
-    # Inductor writes the number of threads into a kernel for the CPU.
-    threads = torch.get_num_threads() if batch.device.type == "cpu" else 0
-    kernels: list[Mapping[bool, Callable[..., None]]] = []
-    for k, stage in enumerate(batch.plan.padded_stages):
-        if not stage.compiles:
-            kernels.append({})
-            continue
-        (numbers, *others), grad_dtype = (
-            batch.stage_numbers(k).values(),
-            torch.float32 if k else batch.grad_dtype,
-        )
-        places = number_places(tuple(numbers))
-        compiled = functools.partial(compiled_stage, stage, places)
-        where = batch.device, grad_dtype, threads
-        kernels.append(
-            {
-                alone: compiled(bool(others) and not alone, alone, *where)
-                for alone in kinds(stage, batch.device)
-            }
-        )
+    kernels: list[dict[bool, Callable[..., None]]] = [{} for _ in batch.plan.padded_stages]
+    for k, stage, places, by_row, where in _compiling(batch):
+        for alone in kinds(stage, batch.device):
+            kernels[k][alone] = compiled_stage(stage, places, by_row and not alone, alone, *where)
     batch.kernels = kernels
 
 
 def is_at_hand(batch: Batch) -> bool:
     """Whether all kernels of a batch are stored, so that compiling it is loading."""
-    threads, names = torch.get_num_threads(), []
+    names = [_name(*parts, *where) for _, *parts, (_, *where) in _compiling(batch)]
+    return batch.device.type == "cpu" and bool(names) and all(map(is_stored, names))
+
+
+def _compiling(batch: Batch) -> Iterator[tuple[int, Stage, tuple, bool, tuple]]:
+    """Yield the stages that can be compiled: place, stage, places of its numbers, whether rows have theirs.
+
+    At last the device, the dtype of what comes in, and the threads, which Inductor writes into a kernel for
+    the CPU.
+    """
+    threads = torch.get_num_threads() if batch.device.type == "cpu" else 0
     for k, stage in enumerate(batch.plan.padded_stages):
         if stage.compiles:
-            (numbers, *others), grad_dtype = (
-                batch.stage_numbers(k).values(),
-                torch.float32 if k else batch.grad_dtype,
-            )
-            names.append(_name(stage, number_places(tuple(numbers)), bool(others), grad_dtype, threads))
-    return batch.device.type == "cpu" and bool(names) and all(map(is_stored, names))
+            numbers, *others = batch.stage_numbers(k).values()
+            where = batch.device, torch.float32 if k else batch.grad_dtype, threads
+            yield k, stage, number_places(tuple(numbers)), bool(others), where
 
 
 @functools.cache
@@ -199,4 +190,4 @@ def _scratch(
             if x.dim() == 2:
                 mark_width(x)
         ones = torch.ones((numbers, count) if by_row else numbers, dtype=torch.float32, device=device)
-        yield *matrices, ones, first, keys, stage.column(device)
+        yield *matrices, ones, first, keys, column(stage.width, device)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.slots import Slot, SlotColumns
-from halfstep_torch.engine.stage import Stage
+from halfstep_torch.engine.stage import Stage, column
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.state_array import StateArray
@@ -110,6 +110,7 @@ class Rows:
         slots: of each row, the place of its slot; None where there is one span.
         low: of each row, the low half of the row-major index of its first element, int32.
         high: the high half, in a column; of each element, where a row has two; None where all are 0.
+        column: 0, 1, ... up to the width.
         alone: whether they are rows of one slot, next to each other, whose indices have no high half.
     """
 
@@ -126,6 +127,7 @@ class Rows:
         spare = max(least - len(slots), 0)
         firsts = torch.nn.functional.pad(firsts, (0, spare))
         self.stage, self.spans, self._count = stage, spans, len(firsts)
+        self.column = column(stage.width, device)
         self.slots = None if len(spans) == 1 else torch.nn.functional.pad(slots, (0, spare)).to(device)
         self.low = firsts.to(torch.int32).to(device)
         self.high = _high_halves(firsts, stage.width, device)

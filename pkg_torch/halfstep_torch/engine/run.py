@@ -78,13 +78,7 @@ def step_array(batch: Batch, k: int, place: int, u: Tensor, op: Any = None) -> T
 
 def step_rows(batch: Batch, k: int, rows: Rows) -> None:
     """Run the k-th stage on rows: by its kernel if there is one."""
-    stage, numbers, keys, first = (
-        batch.plan.padded_stages[k],
-        batch.vectors[k],
-        rows.keys(batch.keys),
-        rows.low,
-    )
-    column = stage.column(batch.device)
+    numbers, keys, first, column = batch.vectors[k], rows.keys(batch.keys), rows.low, rows.column
     by_row = isinstance(numbers, SlotColumns)
     numbers = rows.entries(numbers) if by_row else numbers
     kernels = batch.kernels[k] if batch.kernels else {}
@@ -93,7 +87,7 @@ def step_rows(batch: Batch, k: int, rows: Rows) -> None:
         if by_row:
             by_name = unflat(number_places(tuple(by_name)), numbers[:, :, None].unbind())
         keys = keys[:, :, None] if keys.dim() == 2 else keys
-        stage.step_rows(rows.p, rows.g, rows.u, rows.state, by_name, first[:, None], keys, column)
+        rows.stage.step_rows(rows.p, rows.g, rows.u, rows.state, by_name, first[:, None], keys, column)
         return
     alone = rows.alone and True in kernels
     if alone:

@@ -61,7 +61,7 @@ class Stage:
     def _hash(self) -> int:
         return hash((self.rules, self.sources, self.roles, self.wrapped, self.dtype))
 
-    @property
+    @functools.cached_property
     def scope(self) -> str:
         """What the rules see, as `Rule.scope` has it; a rule of another scope than "elementwise" is alone."""
         return self.rules[0].scope if self.rules else "elementwise"
@@ -112,10 +112,6 @@ class Stage:
     def width(self) -> int:
         """Elements of a row."""
         return math.lcm(*(blocks.unit for blocks in self.blocks)) if self.blocks else _WIDTH
-
-    def column(self, device: torch.device) -> Tensor:
-        """Return 0, 1, ... up to the width."""
-        return _count(self.width, device)
 
     def run(
         self,
@@ -255,5 +251,6 @@ def _in_rows(p: Tensor, first: Tensor) -> Tensor:
 
 
 @functools.cache
-def _count(length: int, device: torch.device) -> Tensor:
-    return torch.arange(length, dtype=torch.int32, device=device)
+def column(width: int, device: torch.device) -> Tensor:
+    """Return 0, 1, ... up to the width of rows."""
+    return torch.arange(width, dtype=torch.int32, device=device)
