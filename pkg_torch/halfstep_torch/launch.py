@@ -25,7 +25,7 @@ from halfstep_torch.engine.batches import (
 )
 from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
 from halfstep_torch.engine.groups import ReadGroup
-from halfstep_torch.engine.row_plan import RowSizes, make_rows
+from halfstep_torch.engine.row_plan import make_rows
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import count
 from halfstep_torch.leaves import has_memory
@@ -156,9 +156,7 @@ class Launch:
             action.bring()
         return measure(self.batches) if self._looks else {}
 
-    def prepare(
-        self, optimizer: Any, measured: Mapping[tuple[int, int], Any], sizes: RowSizes | None
-    ) -> None:
+    def prepare(self, optimizer: Any, measured: Mapping[tuple[int, int], Any]) -> None:
         """Have numbers, keys, kernels and rows: all that can fail before weights change."""
         if self._looks:
             check_finite(optimizer._name, self.batches)
@@ -169,7 +167,7 @@ class Launch:
                 make, at_hand = functools.partial(compile_batch, batch), functools.partial(is_at_hand, batch)
                 optimizer._compile.prepare(optimizer._name, batch.device, elements, make, at_hand)
         for batch in self._gathered if self._key else self.batches:
-            batch.rows = make_rows(batch.slots, batch.grad_dtype, bool(batch.kernels), sizes)
+            batch.rows = make_rows(batch.slots, batch.grad_dtype, bool(batch.kernels))
         attach_keys(self.batches)
         send(self.batches)
 

@@ -75,12 +75,9 @@ def _count_ends(
     found: list[tuple[Tensor, str, tuple[int, ...]]] = []
     for _, param, plan in optimizer.plans() if isinstance(optimizer, Optimizer) else ():
         here = {key: local_part(x) for key, x in optimizer.state[param].items()} if param in params else {}
-        for rule in plan.rules if here else ():
-            moments = {moment.name: moment for moment in rule.moments}
-            pairs = [(moments[x.second], x) for x in rule.moments if x.second in moments]
-            for second, first in pairs:
-                if (ends := count_at_ends(second, first, here)) is not None:
-                    found.append((param, second.key, tuple(map(int, ends))))
+        for second, first in plan.second_moments if here else ():
+            if (ends := count_at_ends(second, first, here)) is not None:
+                found.append((param, second.key, tuple(map(int, ends))))
     totals = total_counts([param for param, _, _ in found], [counts for _, _, counts in found])
     for (_, key, _), counts in zip(found, totals, strict=True):
         tallies[key].add_ends(counts)
@@ -105,7 +102,7 @@ def _formats(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, str]]:
     if not isinstance(optimizer, Optimizer):
         return {}
     return {
-        param: {x.key: (x.again or x).format.text for rule in plan.rules for x in rule.moments}
+        param: {x.key: (x.again or x).format.text for x in plan.moments}
         for _, param, plan in optimizer.plans()
     }
 

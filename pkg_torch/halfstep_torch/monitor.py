@@ -133,6 +133,4 @@ def _second_moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, Any
     """Yield each second moment of ours, the first beside it, and the state of the parameter."""
     for _, param, plan in optimizer.plans() if isinstance(optimizer, Optimizer) else ():
         state = {key: local_part(x) for key, x in optimizer.state.get(param, {}).items()}
-        for rule in plan.rules if state else ():
-            moments = {moment.name: moment for moment in rule.moments}
-            yield from ((moments[x.second], x, state) for x in rule.moments if x.second in moments)
+        yield from ((second, first, state) for second, first in plan.second_moments if state)

@@ -21,7 +21,6 @@ from halfstep_torch.engine.group_checks import check_choices, check_new_group, c
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of, shown_rates
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.signals import SignalsWait
 from halfstep_torch.engine.step_warnings import look_around, warn_of_nothing
 from halfstep_torch.launch import Launch, Parameters
@@ -332,15 +331,12 @@ class Optimizer(torch.optim.Optimizer):
         load(self, state_dict)
 
     @_undisturbed
-    def step_alone(
-        self, parameters: Parameters | None = None, at: Any = None, sizes: RowSizes | None = None
-    ) -> None:
+    def step_alone(self, parameters: Parameters | None = None, at: Any = None) -> None:
         """Step some of the parameters, those with a gradient: by the launch of the last step, if it holds.
 
         Args:
             parameters: the index of their group, leaf name, parameter; None for all.
             at: under which the launch of these parameters is kept.
-            sizes: of rows; by default the fastest.
         """
         self.check_steps()
         if parameters is None:
@@ -369,7 +365,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             show_rates, measured = [], launch.bring()
             with Attempt() as attempt:
-                launch.prepare(self, measured, sizes)
+                launch.prepare(self, measured)
                 show_rates = shown_rates(self, launch.counts) if launch.has_schedules else []
                 look_around(self, launch.batches)
             agreement.agree(attempt.error)

@@ -418,7 +418,7 @@ def _stored(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimiz
 def _state_keys(optimizer: hs.Optimizer) -> dict[str, str]:
     """Return torch's names for the moments of an optimizer and their scales, by those of the contract."""
     keys = {}
-    for link in optimizer._chain.links:
+    for link in optimizer._choices[0].chain.links:
         for name, moment in declared(type(link.rule)).moments.items():
             keys |= {name: moment.torch, f"{name}_scale": scale_key(moment.torch)}
     return keys

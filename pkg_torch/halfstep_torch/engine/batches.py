@@ -159,8 +159,7 @@ def check_finite(caller: str, batches: Sequence[Batch]) -> None:
             continue
         marks = {(slot.name, "gradient"): torch.linalg.vector_norm(slot.grad, math.inf) for slot in slots}
         for slot in slots:
-            moments = [moment for rule in slot.plan.rules for moment in rule.moments]
-            arrays = {key: spec for moment in moments for key, spec in moment.arrays.items()}
+            arrays = {key: spec for x in slot.plan.moments for key, spec in x.arrays.items()}
             marks |= {(slot.name, f"state '{key}'"): _mark(arrays[key], slot.kept[key]) for key in arrays}
         # The host waits once for all of a batch.
         finite = torch.stack([x.to(batch.device, torch.float32) for x in marks.values()]).isfinite().tolist()

@@ -23,6 +23,7 @@ from halfstep_torch.numbers.random_words import leaf_keys
 from halfstep_torch.storage.blocks import blocks_of
 from halfstep_torch.storage.formats import with_blocks
 from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import StoredMoment
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights, RoundedWeights
 
 
@@ -119,6 +120,17 @@ class Plan:
     def arrays(self) -> dict[str, StateArray]:
         """State arrays of all rules, by name."""
         return {name: array for rule in self.rules for name, array in rule.arrays.items()}
+
+    @functools.cached_property
+    def moments(self) -> tuple[StoredMoment, ...]:
+        """The moments of all rules."""
+        return tuple(moment for rule in self.rules for moment in rule.moments)
+
+    @functools.cached_property
+    def second_moments(self) -> list[tuple[StoredMoment, StoredMoment]]:
+        """The second moments that another moment of their rule is measured by, each with that."""
+        named = [({x.name: x for x in rule.moments}, x) for rule in self.rules for x in rule.moments]
+        return [(of_rule[x.second], x) for of_rule, x in named if x.second in of_rule]
 
     @property
     def weights(self) -> BoundWeights:

@@ -46,12 +46,10 @@ StageRows = list[tuple[list[int], list[list[Rows]]]]
 """Of slots that go through all stages together: their places, and the rows of each stage."""
 
 
-def make_rows(
-    slots: Sequence[Slot], grad_dtype: torch.dtype, compiled: bool, sizes: RowSizes | None = None
-) -> StageRows:
+def make_rows(slots: Sequence[Slot], grad_dtype: torch.dtype, compiled: bool) -> StageRows:
     """Return the rows of the slots of a batch. What they are made of stays from step to step."""
     stages, device = slots[0].plan.padded_stages, slots[0].param.device
-    chosen = [sizes or row_sizes(stage, device, compiled) for stage in stages]
+    chosen = [row_sizes(stage, device, compiled) for stage in stages]
     # Between stages stand updates in float32: those of one long parameter, or some short ones.
     together = _split(slots, chosen[0].packed) if len(stages) > 1 else [list(range(len(slots)))]
     groups: StageRows = [(places, []) for places in together]

@@ -114,14 +114,11 @@ def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
     for batch in batches:
         if not any(step in batch.numbers for step in _COUNTS):
             continue
-        for rule in batch.plan.rules:
-            moments = {moment.name: moment for moment in rule.moments}
-            pairs = [(moments[x.second], x) for x in rule.moments if x.second in moments]
-            for (second, first), slot in itertools.product(pairs, batch.slots):
-                if (ends := count_at_ends(second, first, slot.kept)) is not None:
-                    sums = counted.setdefault((second.key, second.format.dtype), [0, 0, 0])
-                    for i, count in enumerate((*ends, slot.param.numel())):
-                        sums[i] += int(count)
+        for (second, first), slot in itertools.product(batch.plan.second_moments, batch.slots):
+            if (ends := count_at_ends(second, first, slot.kept)) is not None:
+                sums = counted.setdefault((second.key, second.format.dtype), [0, 0, 0])
+                for i, count in enumerate((*ends, slot.param.numel())):
+                    sums[i] += int(count)
     for (key, dtype), (low, high, size) in counted.items():
         if problem := at_ends(key, dtype, low / max(size, 1), high / max(size, 1)):
             say_once(f"{caller}: {problem}")
@@ -135,9 +132,8 @@ def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
 
 
 def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
-    moments = [moment for rule in batch.plan.rules for moment in rule.moments]
-    formats = [getattr(moment, "format", None) for moment in moments]
-    dtype = next((fmt.dtype for fmt in formats if fmt is not None and fmt.dtype in RANGES), "")
+    dtypes = (moment.format.dtype for moment in batch.plan.moments)
+    dtype = next((dtype for dtype in dtypes if dtype in RANGES), "")
     if not dtype:
         return
     grads = [slot.grad for slot in batch.slots if slot.grad.numel()]

@@ -138,6 +138,6 @@ def _is_scale(slot: PartSlot, key: str) -> bool:
 
 def _depths(slot: PartSlot) -> dict[str, int]:
     """Return of each array of scales how many others must be known before."""
-    moments = [moment for rule in slot.whole_plan.rules for moment in rule.moments]
+    moments = slot.whole_plan.moments
     scaled = {moment.name for moment in moments if moment.format.scaled}
     return {scale_key(moment.key): int(moment.unit in scaled) for moment in moments if moment.name in scaled}

@@ -275,14 +275,13 @@ def _cut_layout(plan: Plan, param: Any) -> Layout | None:
     scales = [spec for spec in plan.arrays.values() if spec.scale_of]
     others = [spec for spec in plan.arrays.values() if not spec.scale_of]
     formats = [spec.scale_of for spec in scales if spec.scale_of and spec.scale_of.blocks]
-    moments = [moment for rule in plan.rules for moment in rule.moments]
     if (
         not any(array_placements(spec, param) is None for spec in scales)
         or any(array_placements(spec, param) is None for spec in others)
         or any(spec.shape_of for spec in scales)
         or not param.is_contiguous()
-        or any(moment.again for moment in moments)
-        or any(moment.keep_nonzero == "where_nonnegative" for moment in moments)
+        or any(moment.again for moment in plan.moments)
+        or any(moment.keep_nonzero == "where_nonnegative" for moment in plan.moments)
         or any(key not in plan.stages[0].arrays for key, spec in plan.arrays.items() if spec.scale_of)
     ):
         return None
