@@ -113,7 +113,10 @@ class Torch:
 
     def arrays(self) -> Patterns:
         """Return the arrays as the reference names them."""
-        arrays, keys = {}, _torch_keys(tuple(type(link.rule) for link in self.optimizer._chain.links))
+        arrays, keys = (
+            {},
+            _torch_keys(tuple(type(link.rule) for link in self.optimizer._choices[0].chain.links)),
+        )
         for name, p in self.params.items():
             state, arrays[f"{name} p"] = self.optimizer.state[p], patterns_of(p)
             for key, moment in keys.items():

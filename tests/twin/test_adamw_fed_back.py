@@ -99,7 +99,7 @@ def test_alias_and_class_agree_to_the_bit(name, dtype):
 def test_l2_decay_stands_in_front():
     p, gradients = draws(3)
     torch_weights, made = torch_run(p, gradients, optimizer="Adam")
-    assert [link.name for link in made._chain.links] == ["add_decayed_weights", "adamw_fed_back"]
+    assert [link.name for link in made._choices[0].chain.links] == ["add_decayed_weights", "adamw_fed_back"]
     tx = optax.chain(
         halfstep_jax.add_decayed_weights(DECAY), halfstep_jax.adam(1e-3, param_storage="feedback", seed=7)
     )
