@@ -28,6 +28,22 @@ _BLOCK = 'Use a positive integer, "row" or None.'
             ValueError,
             f"scaled: dtype=complex64 has no scaled format. {_SCALED}",
         ),
+        (
+            lambda: hs.scaled("unit8"),
+            ValueError,
+            f'scaled: dtype=unit8 has no scaled format. Did you mean "int8"? {_SCALED}',
+        ),
+        (
+            lambda: hs.adamw(1e-3, nu_dtype="scaled('uroot')"),
+            ValueError,
+            f'scaled: dtype=uroot has no scaled format. Did you mean "uroot8"? {_SCALED}',
+        ),
+        (
+            lambda: hs.relative("mulaw"),
+            ValueError,
+            'relative: dtype=mulaw with block_size=None is not a format. Did you mean "mulaw8"? '
+            'Use "float8_e3m4", "int8" or "mulaw8".',
+        ),
         (lambda: hs.scaled(3), TypeError, f"scaled: dtype=3 is not a dtype. {_SCALED}"),
         (lambda: hs.scaled("int8", 0), ValueError, f"scaled: block_size=0 is not a block size. {_BLOCK}"),
         (lambda: hs.scaled("int8", -8), ValueError, f"scaled: block_size=-8 is not a block size. {_BLOCK}"),

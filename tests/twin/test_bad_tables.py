@@ -15,7 +15,7 @@ _TABLES = 'Use "dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4".'
         (
             lambda hs: hs.codebook("dynamic3"),
             ValueError,
-            f"codebook: table='dynamic3' is not a table. {_TABLES}",
+            f"codebook: table='dynamic3' is not a table. Did you mean \"dynamic8\"? {_TABLES}",
         ),
         (lambda hs: hs.codebook(8), TypeError, f"codebook: table=8 is not the name of a table. {_TABLES}"),
         (

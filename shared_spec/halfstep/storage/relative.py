@@ -14,7 +14,7 @@ from halfstep.did_you_mean import did_you_mean
 from halfstep.storage.blocks import BlockSize
 from halfstep.storage.codes import FINE_CODES, FIXED_CODES
 from halfstep.storage.formats import Format
-from halfstep.storage.state_dtypes import code_name, codebook, listed, scaled, with_blocks
+from halfstep.storage.state_dtypes import code_name, codebook, scaled, use_one_of, with_blocks
 
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""
@@ -65,10 +65,8 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
     names = FIXED_CODES if block_size is None else FINE_CODES
     name = code_name("relative", dtype, names)
     if name not in names:
-        way_out = f'relative("{name}", 32)' if name in FINE_CODES else listed(names)
-        raise ValueError(
-            f"relative: dtype={name} with block_size={block_size} is not a format. Use {way_out}."
-        )
+        way_out = f'Use relative("{name}", 32).' if name in FINE_CODES else use_one_of(name, names)
+        raise ValueError(f"relative: dtype={name} with block_size={block_size} is not a format. {way_out}")
     if block_size is None:
         return Format(name, relative=True)
     return with_blocks("relative", name, block_size, min_size, min_ndim, scale="fine", relative=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from halfstep.did_you_mean import did_you_mean
 from halfstep.storage.blocks import BlockSize
-from halfstep.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
+from halfstep.storage.codes import CODEBOOK_CODES, CODES, PLAIN_CODES, SCALED_CODES
 from halfstep.storage.formats import Format
 
 PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
@@ -63,7 +63,7 @@ def scaled(
     """
     name = code_name("scaled", dtype, SCALED_DTYPES)
     if name not in SCALED_DTYPES:
-        raise ValueError(f"scaled: dtype={name} has no scaled format. Use {listed(SCALED_DTYPES)}.")
+        raise ValueError(f"scaled: dtype={name} has no scaled format. {use_one_of(name, SCALED_DTYPES)}")
     if scale != "power_of_two" and (scale, name) != ("fine", "int8"):
         raise ValueError(
             f'scaled: scale={scale!r} is not for dtype={name}. Use "power_of_two", or "fine" for int8.'
@@ -118,11 +118,10 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
     (arXiv:2309.01507). Scales of one byte, stochastic rounding and the order of codes are ours (contract F8
     to F11).
     """
-    names = listed(TABLE_NAMES)
     if not isinstance(table, str):
-        raise TypeError(f"codebook: table={table!r} is not the name of a table. Use {names}.")
+        raise TypeError(f"codebook: table={table!r} is not the name of a table. Use {listed(TABLE_NAMES)}.")
     if table not in TABLE_NAMES:
-        raise ValueError(f"codebook: table={table!r} is not a table. Use {names}.")
+        raise ValueError(f"codebook: table={table!r} is not a table. {use_one_of(table, TABLE_NAMES)}")
     return with_blocks("codebook", table, block_size, min_size, min_ndim)
 
 
@@ -213,6 +212,17 @@ def _size(caller: str, name: str, value: Any) -> int:
     if size < 0:
         raise ValueError(f"{caller}: {name}={size} is negative. Use an integer >= 0.")
     return size
+
+
+def use_one_of(name: str, names: Iterable[str]) -> str:
+    """Return which names there are, behind the nearest to one that is neither a dtype nor a format.
+
+    Example:
+        >>> use_one_of("unit8", ["int8", "uroot8"]), use_one_of("int4", ["int8", "uroot8"])
+        ('Did you mean "int8"? Use "int8" or "uroot8".', 'Use "int8" or "uroot8".')
+    """
+    is_known = hasattr(np, name) or any(name in codes for codes in CODES.values())
+    return f"{'' if is_known else did_you_mean(name, names)}Use {listed(names)}."
 
 
 def listed(names: Iterable[str]) -> str:
