@@ -1,4 +1,4 @@
-"""The tables of docs/ that records hold: what a step costs, weights fed back, fine-tuning.
+"""The tables of docs/ that records hold: what a step costs, how near choices stay to float32, fine-tuning.
 
 python benchmarks/record_tables.py           # says which tables are not those of the newest records
 python benchmarks/record_tables.py --write   # writes them into the pages, between their markers
@@ -35,7 +35,7 @@ _KINDS = (
 
 def newest(name: str) -> pathlib.Path:
     """Return the newest record of a name."""
-    return max((ROOT / "benchmarks" / "results").glob(f"*-{name}.json"))
+    return max((ROOT / "benchmarks" / "results").glob(f"????-??-??-{name}.json"))
 
 
 def rows(name: str, key: str = "rows") -> Any:
@@ -153,7 +153,8 @@ def compile_time() -> Table:
 def made_up_gradients() -> Table:
     """Return how far runs of made-up gradients end from float32, by what keeps the moments."""
     of = rows("scenarios-cpu", "results")
-    formats = [name for name in of if name in _RECIPES] + [name for name in of if " " in name]
+    peers = [name for name in of if " " in name and not name.startswith("bfloat16 weights")]
+    formats = [name for name in of if name in _RECIPES] + peers
     lines = [
         [kind, *(f"{of[name][kind][0]:.{2 if kind == 'idle' else 3}f}" for name in formats)]
         for kind in _KINDS
@@ -173,6 +174,116 @@ def fed_back(rule: str, head: str) -> Table:
         columns[with_it["recipe"].replace("eight_bit", "`eight_bit`")] = with_it["bytes"]
     names = (f"{recipe}, {size:.2f} bytes" for recipe, size in columns.items())
     return " | ".join([head, *names]), [[rate, *cells] for rate, cells in lines.items()]
+
+
+_SHOWN = (
+    *("float32, another batch order", "float32; mu bf16, nu scaled fp16", "float32; bf16"),
+    *("float32; bf16 nearest", "float32; mu relative int8, nu ufloat8_e4m4"),
+    *(f"float32; mu relative e3m4, nu {nu}" for nu in ("uroot8", "ufloat8_e5m3", "ufloat8_e6m2")),
+    *("float32; fp8: mu e4m3fn, nu ufloat8_e5m3", "float32; 8-bit tables: dynamic8, udynamic8"),
+    *(
+        f"float32; 4-bit tables{name}"
+        for name in (": dynamic4, ulinear4", ": dynamic4, udynamic4", ", nearest")
+    ),
+    *("bf16 split8; bf16", "bf16 compensated; bf16", "bf16 nearest; bf16 nearest"),
+)
+"""The rows of quality.py that the page shows."""
+
+
+def of_digits() -> dict[str, dict]:
+    """Return the rows of quality.py by name, each of the newest record that has it."""
+    of: dict[str, dict] = {}
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*-quality*-cpu.json")):
+        of |= {row["name"]: row for row in json.loads(path.read_text())["digits"]}
+    return of
+
+
+def other_formats() -> Table:
+    """Return dist of further formats of moments under float32 weights, on digits and on the transformer."""
+    of, of_model = (
+        of_digits(),
+        {row["name"]: row for row in json.loads(newest("transformer-cpu").read_text())},
+    )
+    lines = []
+    for name in (
+        *(f"mu relative {mu}, nu ufloat8_e4m4" for mu in ("e3m4", "int8", "int4")),
+        "fp8: mu e4m3fn, nu ufloat8_e5m3",
+    ):
+        row, model = of[f"float32; {name}"], of_model.get(name.replace("mu ", "").replace("nu ", ""))
+        cells = [f"{row['dist']:.4f} ± {row['spread']:.4f}"]
+        cells.append(f"{model['dist']:.4f} ± {model['dist spread']:.4f}" if model else "")
+        lines.append([name, *cells])
+    return "moments | dist, digits | dist, transformer", lines
+
+
+def quality() -> Table:
+    """Return what digits say of formats and storages."""
+    of = of_digits()
+    lines = [
+        [name, *(f"{of[name]['bytes']:.2f}", f"{of[name]['dist']:.4f}", f"{of[name]['proj']:.4f}")]
+        for name in _SHOWN
+    ]
+    return "weights; moments | bytes per parameter | dist | proj", lines
+
+
+def rules() -> Table:
+    """Return what state and weights of rules do whose formats are not those of a first and second moment."""
+    lines = []
+    for row in json.loads(newest("rules-cpu").read_text()):
+        if row["dist"] > 5e-5 and not row["rule"].startswith("scale_by_"):
+            named = f"`{row['rule'].replace(', momentum', '`, momentum 0.9')}"
+            name = row["name"] if row["name"].startswith(("float32", "bf16")) else f"float32; {row['name']}"
+            figures = f"{row['dist']:.4f} ± {row['spread']:.4f}", f"{row['proj']:.4f}"
+            lines.append(
+                [f"{named}{'' if 'momentum' in named else '`'}: {name}", f"{row['bytes']:.2f}", *figures]
+            )
+    return "rule: weights; state | bytes | dist, digits | proj", lines
+
+
+_FORMATS = (
+    "float32, another batch order",
+    "scaled float16",
+    "bfloat16",
+    "int8, 32, fine",
+    "e4m3fn",
+    "dynamic4",
+)
+
+
+def rules_by_format(*records: str) -> Table:
+    """Return dist and proj of rules by the format of moments with a sign."""
+    found: dict[str, dict[str, str]] = {}
+    for record in records:
+        read = json.loads(newest(record).read_text())
+        for row in [{"rule": "scale_by_muon", **row} for row in read["digits"]] if "muon" in record else read:
+            name = re.sub(r"^(lead|momentum|float8_(?=e4m3fn, 128)) ?|(; nu .*|, 128)$", "", row["name"])
+            name = {"bf16": "bfloat16", "int8 in 32, fine": "int8, 32, fine"}.get(name, name)
+            found.setdefault(row["rule"], {})[name] = f"{row['dist']:.3f}, {row['proj']:.3f}"
+    lines = [
+        [f"`{rule}`".replace(", momentum`", "`, momentum 0.9"), *(cells.get(name, "") for name in _FORMATS)]
+        for rule, cells in found.items()
+        if cells.keys() & set(_FORMATS[2:]) and "optax" not in rule
+    ]
+    return " | ".join(["rule", *(name.removeprefix("float32, ") for name in _FORMATS)]), lines
+
+
+def low_weights() -> Table:
+    """Return how weights in 8 bits end, by rate and model."""
+    of_digits = by_first_two(rows("low_weights-cpu", "digits"), "name", "rate")
+    of_model = {row["name"]: row for row in rows("low_weights-cpu", "transformer")}
+    lines = []
+    for name, by_rate in of_digits.items():
+        if name == "float32":
+            continue
+        usual = by_rate["1e-03"]
+        cells = [str({"float32": 4, "bfloat16": 2}.get(name.split(",")[0], 1))]
+        cells.append(f"{usual['dist']:.4f} ± {usual['spread']:.4f}")
+        cells += [f"{by_rate[rate]['dist']:.4f}" if rate in by_rate else "" for rate in ("1e-05", "restarts")]
+        model = of_model.get(name)
+        cells += [f"{model['dist']:.4f}", f"{model['loss']:+.4f}"] if model else ["", ""]
+        lines.append([name, *cells])
+    head = "weights, moments in float32 | bytes | dist, digits, rate 1e-3 | rate 1e-5 | restarts"
+    return f"{head} | dist, transformer | loss over float32", lines
 
 
 def fine_tuning() -> Table:
@@ -199,7 +310,15 @@ TABLES: dict[str, dict[str, Callable[[], Table]]] = {
         "host": host,
         "compile time": compile_time,
     },
-    "docs/benchmarks/fidelity.md": {"made-up gradients": made_up_gradients},
+    "docs/benchmarks/fidelity.md": {
+        "other formats": other_formats,
+        "made-up gradients": made_up_gradients,
+        "quality": quality,
+        "rules": rules,
+        "rules by format": lambda: rules_by_format("rules-cpu", "muon-cpu"),
+        "rules on the transformer": lambda: rules_by_format("rules-transformer-cpu"),
+        "weights in 8 bits": low_weights,
+    },
     "docs/how-to/fed-back-weights.md": {
         "adamw": lambda: fed_back("adamw", "learning rate"),
         "sgd": lambda: fed_back("sgd", "learning rate of SGD"),

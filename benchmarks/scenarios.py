@@ -8,7 +8,8 @@ start at 0, Adam for 3,000 steps at 1e-3, one seed. A gradient is its size times
 sizes of elements lognormal (sigma 1) around 0.01, except as `SCENARIOS` says. Printed is |w - w32| / |w32|,
 and in brackets the projection of w on w32 where that is off 1 by over 0.015; then how far weights walk once
 their gradients have stopped ("idle": root mean square and mean, in learning rates). Differences under 10 %
-are noise.
+are noise. Entries of `STORED` have bfloat16 weights, and means over three seeds of the random words; the
+record has the standard deviation of the first figure too.
 """
 
 import argparse
@@ -27,7 +28,14 @@ import torch
 import halfstep_jax as hs
 
 STEPS, LR, SHAPE = 3000, 1e-3, (32, 128)
+SEEDS = 3
 OURS = ("one_pass", "eight_bit", "four_bit")
+STORED: dict[str, dict[str, str]] = {
+    f"bfloat16 weights, {recipe}, {storage}": {"recipe": recipe, "param_storage": storage}
+    for recipe in ("sixteen_bit", "eight_bit")
+    for storage in ("stochastic", "feedback")
+}
+"""By name: how weights in bfloat16 are stored, for some recipes."""
 PEERS = {
     "bitsandbytes AdamW8bit": ("bitsandbytes.optim", "AdamW8bit"),
     "torchao AdamW8bit": ("torchao.optim", "AdamW8bit"),
@@ -95,9 +103,13 @@ def gradients(t: jax.Array) -> jax.Array:
     return jnp.stack([*(make(t) for make in SCENARIOS.values()), idle]).astype(jnp.float32)
 
 
-def of_transform(tx: optax.GradientTransformationExtraArgs) -> np.ndarray:
-    """Return the weights at the end, and those of "idle" when its gradients stop."""
-    zeros = {str(i): jnp.zeros(SHAPE) for i in range(len(SCENARIOS) + 1)}
+def of_transform(tx: optax.GradientTransformationExtraArgs, seeds: int = 0) -> np.ndarray:
+    """Return the weights at the end, and those of "idle" when its gradients stop.
+
+    With `seeds`, weights are bfloat16, and there is an axis of seeds in front.
+    """
+    dtype = jnp.bfloat16 if seeds else jnp.float32
+    zeros = {str(i): jnp.zeros(SHAPE, dtype) for i in range(len(SCENARIOS) + 1)}
 
     def step(carry, t):
         weights, state, at_stop = carry
@@ -105,9 +117,16 @@ def of_transform(tx: optax.GradientTransformationExtraArgs) -> np.ndarray:
         updates, state = tx.update(dict(zip(zeros, gradients(t), strict=True)), state, weights)
         return (optax.apply_updates(weights, updates), state, at_stop), None
 
-    start = (zeros, tx.init(zeros), jnp.zeros(SHAPE))
-    (weights, _, at_stop), _ = jax.jit(lambda: jax.lax.scan(step, start, jnp.arange(STEPS)))()
-    return np.stack([*(weights[name] for name in zeros), at_stop])
+    def run(state):
+        start = (zeros, state, jnp.zeros(SHAPE, dtype))
+        (weights, _, at_stop), _ = jax.lax.scan(step, start, jnp.arange(STEPS))
+        return jnp.stack([*(weights[name] for name in zeros), at_stop]).astype(jnp.float32)
+
+    state = tx.init(zeros)
+    if not seeds:
+        return np.asarray(jax.jit(run)(state))
+    words = (optax.tree.set(state, seed=jnp.array([0, seed], jnp.uint32)) for seed in range(seeds))
+    return np.stack(list(map(jax.jit(run), words)))
 
 
 def of_torch(module: str, name: str) -> np.ndarray:
@@ -133,9 +152,16 @@ def figures(ends: np.ndarray, truth: np.ndarray) -> dict[str, tuple[float, float
     return rows | {"idle": (np.sqrt((walk**2).mean()), walk.mean())}
 
 
-def text(name: str, row: tuple[float, float]) -> str:
+def figures_of_seeds(ends: np.ndarray, truth: np.ndarray) -> dict[str, tuple[float, float, float]]:
+    """Return the means of `figures` over seeds, and the standard deviation of the first."""
+    of_seed = [figures(end, truth) for end in ends]
+    rows = {name: np.array([row[name] for row in of_seed]) for name in of_seed[0]}
+    return {name: (*map(float, row.mean(0)), float(row[:, 0].std())) for name, row in rows.items()}
+
+
+def text(name: str, row: tuple[float, ...]) -> str:
     """Return a cell of the table."""
-    first, second = row
+    first, second, *_ = row
     if name == "idle":
         return f"{first:.2f}, {second:+.2f}"
     return f"{first:.3f}" + (f" ({second:.2f})" if not abs(second - 1) <= 0.015 else "")
@@ -151,8 +177,12 @@ def main() -> None:
     arguments = parser.parse_args()
     truth = of_transform(optax.adam(LR))
     results = {"float32": figures(truth, truth)}
-    for name in (*OURS, *PEERS):
-        if name not in (arguments.only or (*OURS, *PEERS)):
+    for name in (*OURS, *PEERS, *STORED):
+        if name not in (arguments.only or (*OURS, *PEERS, *STORED)):
+            continue
+        if name in STORED:
+            ends = of_transform(hs.adam(LR, **STORED[name]), SEEDS)
+            results[name] = figures_of_seeds(ends, truth)
             continue
         try:
             of_entry = hs.adam(LR, **getattr(hs.recipes, name)) if name in OURS else None

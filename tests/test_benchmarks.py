@@ -287,11 +287,13 @@ def test_the_long_run_takes_every_format_and_does_not_run_a_row_again(run, monke
 
     for options in long_run.settings().values():
         halfstep_jax.scale_by_adam(long_run.B1, long_run.B2, **options)
-    _, rows = run(long_run, "--steps", "40", "--only", "mu bfloat16")
-    assert [row["name"] for row in rows] == ["mu bfloat16"]
-    assert 0 < rows[0]["spread"] < 0.01
+    name = "weights, feedback"
+    _, rows = run(long_run, "--steps", "40", "--only", "mu bfloat16", name)
+    assert [row["name"] for row in rows] == ["mu bfloat16", name]
+    assert 0 < rows[0]["spread"] < 0.01 < rows[1]["spread"] < 1
     monkeypatch.setattr(long_run, "train", None)
-    assert run(long_run, "--steps", "40", "--only", "mu bfloat16")[1] == rows
+    monkeypatch.setattr(long_run, "weights", None)
+    assert run(long_run, "--steps", "40", "--only", "mu bfloat16", name)[1] == rows
 
 
 def test_host_time_counts_calls_of_ours_and_of_peers(run):

@@ -1,5 +1,6 @@
 """Pages have the figures of their records: costs, recipes, and weights fed back."""
 
+import json
 import pathlib
 import re
 import sys
@@ -16,7 +17,14 @@ RECORDS = {
         "step-cpu",
         "host_time-cpu",
     ),
-    "docs/benchmarks/fidelity.md": ("scenarios-cpu",),
+    "docs/benchmarks/fidelity.md": (
+        "scenarios-cpu",
+        "quality-recipes-cpu",
+        "rules-cpu",
+        "rules-transformer-cpu",
+        "low_weights-cpu",
+        "transformer-recipes-cpu",
+    ),
     "docs/how-to/fed-back-weights.md": ("fed_back-cpu",),
     "docs/how-to/lost-updates.md": ("fine_tuning-cpu",),
 }
@@ -59,6 +67,52 @@ def test_a_language_model_fed_back_is_that_of_the_record(tables):
         assert f"from {without['loss']:.4f} above float32's to {with_it['loss']:.4f}" in said
 
 
+def test_what_weights_fed_back_gain_is_said_as_recorded(tables):
+    """On their page, and where maintainers are told why they are not the default."""
+    tuned = {(row["rate"], row["name"]): row for row in tables.rows("fine_tuning-cpu")}
+    page, house = (" ".join(x.split()) for x in (FED_BACK, (ROOT / "docs" / "maintaining.md").read_text()))
+    lost = []
+    for rate in ("1e-5", "1e-6"):
+        without, with_it = (
+            tuned[rate, "bfloat16, stochastic (the default)"],
+            tuned[rate, "bfloat16, fed back"],
+        )
+        assert f"{with_it['dist']:.2f} for {without['dist']:.2f} at {rate}" in page
+        lost.append([f"{1000 * row['KL']:.3f}" for row in (without, with_it)])
+    assert f"| {' | '.join(', '.join(cells) for cells in zip(*lost, strict=True))} |" in house
+    digits = [x for x in tables.rows("fed_back-cpu", "digits") if x["rate"] in ("1e-3", "1e-4")]
+    cells = [
+        ", ".join(f"{x['dist']:.3f}" for x in digits if (x["storage"], x["recipe"]) == (storage, "default"))
+        for storage in ("stochastic", "feedback")
+    ]
+    assert f"| {' | '.join(cells)} |" in house
+
+
+def test_no_made_up_gradients_and_no_long_run_are_worse_by_weights_fed_back(tables):
+    page, house = (" ".join(x.split()) for x in (FED_BACK, (ROOT / "docs" / "maintaining.md").read_text()))
+    of = tables.rows("scenarios-cpu", "results")
+    without, with_it = (of[f"bfloat16 weights, sixteen_bit, {x}"] for x in ("stochastic", "feedback"))
+    kinds = [kind for kind in without if kind != "idle"]
+    times = [without[kind][0] / with_it[kind][0] for kind in kinds]
+    assert f"All {len(kinds)} kinds" in page
+    assert f"{min(times):.1f} to {max(times):.0f} times" in page
+    assert f"differ by at most {max(with_it[kind][2] for kind in kinds):.4f}" in page
+    ranges = [
+        f"{min(x[kind][0] for kind in kinds):.3f} to {max(x[kind][0] for kind in kinds):.3f}"
+        for x in (without, with_it)
+    ]
+    assert f"| {' | '.join(ranges)} |" in house
+    assert f"results/{tables.newest('scenarios-cpu').name})" in page
+    assert f"results/{tables.newest('long_run-cpu').name})" in page
+    last = {
+        row["name"]: f"{row.get('last', 0):.1f}"
+        for row in json.loads(tables.newest("long_run-cpu").read_text())
+    }
+    walked, stayed = last["weights, stochastic"], last["weights, feedback"]
+    assert f"are {stayed} gaps from float32's, in place of {walked}" in page
+    assert f"| {walked} | {stayed} |" in house
+
+
 RECIPES = ("full_precision", "near_float32", "sixteen_bit", "eight_bit", "one_pass", "four_bit")
 
 
@@ -69,6 +123,43 @@ def recipe_rows(page: str) -> dict[str, list[str]]:
     return {
         name: row for name in RECIPES for row in reversed(rows) if re.search(rf"\b{name}\b", "".join(row[:2]))
     }
+
+
+MEASURED_AS = {
+    "full_precision": ("bf16 split16; float32", "float32, float32", ""),
+    "near_float32": ("bf16 split8; bf16", "float32; bf16", "bfloat16"),
+    "sixteen_bit": ("bf16 stochastic; bf16", "float32; bf16", "bfloat16"),
+    "eight_bit": ("bf16 stochastic; eight_bit", "float32; eight_bit", "scaled uroot8"),
+    "one_pass": ("bf16 stochastic; one_pass", "float32; one_pass", "uroot4_e4m4"),
+    "four_bit": ("bf16 stochastic; four_bit", "float32; four_bit", "scaled uroot8"),
+}
+"""By recipe: its row of quality.py, the beginning of that with float32 weights, and its second moment."""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_distances_of_a_recipe_are_those_of_the_records(tables, name):
+    stored, by_moments, nu = MEASURED_AS[name]
+    digits = tables.of_digits()
+    alone = next(row for row in digits.values() if row["name"].split(":")[0] == by_moments)
+    model = json.loads(tables.newest("transformer-cpu").read_text())
+    model += json.loads(tables.newest("transformer-recipes-cpu").read_text())
+    kept = {row["name"].split(":")[0]: row for row in model}.get(nu if nu == "bfloat16" else name)
+    (drop,) = (
+        [
+            row
+            for row in json.loads(tables.newest("second_moment-cpu").read_text())
+            if (row["sigma"], row["format"]) == (1.5, nu)
+        ]
+        if nu
+        else [None]
+    )
+    due = [f"{digits[stored]['dist']:.4f} ± {digits[stored]['spread']:.4f}"]
+    due.append(f"{alone['dist']:.4f} ± {alone['spread']:.4f}")
+    due.append(f"{kept['dist']:.4f} ± {kept['dist spread']:.4f}" if kept else "0")
+    due.append(f"{drop['median']:.3f} ({drop['low']:.2f} to {drop['high']:.2f})" if drop else "exact")
+    if name == "full_precision":
+        due[:2] = due[0].split(" ±")[0], "0"
+    assert recipe_rows("docs/benchmarks/fidelity.md")[name][3:7] == due
 
 
 def test_the_pages_give_one_figure_for_each_recipe():
