@@ -1,19 +1,20 @@
 """Optimizers of others on 16-bit weights: they step float32 copies, and weights are rounded from these."""
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from halfstep.random_words import Role
+from halfstep.random_words import Role, leaf_id
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.float32_copies import Float32Copies
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.leaves import check_grad, check_weight, leaf_names
 from halfstep_torch.names import with_names_found
+from halfstep_torch.numbers.random_words import leaf_keys
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.group_entries import (
@@ -99,6 +100,58 @@ def round_weights(
     return RoundedWeights(optimizer, as_seed(_FUNCTION, seed), names, piece_size, choice)
 
 
+class _Member(NamedTuple):
+    """A parameter, and what the optimizer steps in its place."""
+
+    name: str
+    param: Tensor
+    copy: Tensor
+
+
+class _Piece:
+    """Members that are stepped together, with float32 copies of those of 16 bits."""
+
+    def __init__(self, members: Sequence[_Member], memory: Mapping[torch.dtype, dict[torch.device, Tensor]]):
+        self.members, self._stays = members, _on_cpu(members)
+        self._leaves = [leaf_id(member.name) for member in members]
+        alike: dict[Any, list[int]] = {}
+        for i, (_, param, _) in enumerate(members):
+            if param.dtype != torch.float32:
+                alike.setdefault((param.device, param.dtype), []).append(i)
+        self._copies = [
+            (places, Float32Copies([members[i].param for i in places], memory[dtype]))
+            for (_, dtype), places in alike.items()
+        ]
+
+    def fill(self) -> None:
+        """Give the optimizer copies, and float32 weights as they are."""
+        for _, param, copy in self.members:
+            if param.dtype == torch.float32:
+                copy.data, copy.grad = param.detach(), param.grad
+        for places, copies in self._copies:
+            copies.fill()
+            for i, weight, grad in zip(places, copies.weights, copies.grads, strict=True):
+                copy = self.members[i].copy
+                copy.data, copy.grad = weight, grad
+
+    def round(self, seed: int, steps: Sequence[int], choice: CompileChoice) -> None:
+        """Round the weights from the copies, which the optimizer has stepped."""
+        keys = leaf_keys(seed, steps, self._leaves, [Role.PARAM])
+        for places, copies in self._copies:
+            for i, weight in zip(places, copies.weights, strict=True):
+                copy = self.members[i].copy
+                if copy.data_ptr() != weight.data_ptr():  # the optimizer has given it other memory
+                    weight.copy_(copy.data)
+            copies.round(_FUNCTION, keys[places], choice)
+
+    def release(self) -> None:
+        """Take gradients back, so that the optimizer steps nothing of this piece."""
+        for member in self.members:
+            member.copy.grad = None
+            if not self._stays or member.param.dtype == torch.float32:
+                member.copy.data = member.copy.data.new_empty(0)
+
+
 class RoundedWeights(torch.optim.Optimizer):
     """What `round_weights` returns."""
 
@@ -114,6 +167,8 @@ class RoundedWeights(torch.optim.Optimizer):
     ):
         self._optimizer, self._piece, self._compile = optimizer, piece_size, choice
         self._memory: Any = collections.defaultdict(dict)
+        self._layout: list[Any] = []
+        self._kept: dict[int, _Piece] = {}
         groups = [dict(group) for group in optimizer.param_groups]
         if (given := parameter_names(_FUNCTION, names)) is not None:
             groups = [{**g, "params": with_names(_FUNCTION, g["params"], given)} for g in groups]
@@ -129,14 +184,14 @@ class RoundedWeights(torch.optim.Optimizer):
             seed = nameless_seeds([seed], count_nameless([seed]))[0]
         for group in self.param_groups:
             group[_SEED] = seed
-        self._members: list[tuple[str, Tensor, Tensor]] = []
+        self._members: list[_Member] = []
         for name, param in zip(leaves, params, strict=True):
             check_weight(_FUNCTION, name, param)
             empty = torch.empty(0, dtype=torch.float32, device=param.device)
-            self._members.append((name, param, torch.nn.Parameter(empty)))
+            self._members.append(_Member(name, param, torch.nn.Parameter(empty)))
         shadows = iter(self._members)
         for group, own in zip(optimizer.param_groups, self.param_groups, strict=True):
-            group["params"] = [next(shadows)[2] for _ in own["params"]]
+            group["params"] = [next(shadows).copy for _ in own["params"]]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, while the optimizer is built."""
@@ -157,65 +212,58 @@ class RoundedWeights(torch.optim.Optimizer):
                 loss = closure()
         entries = [_entries(group) for group in self.param_groups]
         after: list[dict[str, Any]] | None = None
-        for name, param, _ in self._members:
-            if param.grad is not None:
-                check_grad(_FUNCTION, name, param)
-        for piece in self._pieces():
+        members = [member for member in self._members if member.param.grad is not None]
+        for member in members:
+            check_grad(_FUNCTION, member.name, member.param)
+        for piece in self._pieces(members):
             for group, own in zip(self._optimizer.param_groups, entries, strict=True):
                 group.update(own)
             try:
                 self._step_copies(piece, lambda seen=after: self._check_alike(seen))
             finally:
-                for _, _, copy in piece:
-                    copy.grad, copy.data = None, copy.data.new_empty(0)
+                piece.release()
             after = [_entries(group) for group in self._optimizer.param_groups]
         for group, own in zip(self.param_groups, after or entries, strict=True):
             group.update(own)
         return loss
 
-    def _pieces(self) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
-        piece, size = [], 0
-        for member in self._members:
-            if member[1].grad is None:
-                continue
-            if piece and self._piece is not None and size + member[1].numel() > self._piece:
-                yield piece
-                piece, size = [], 0
-            piece.append(member)
-            size += member[1].numel()
-        if piece:
-            yield piece
+    def _pieces(self, members: list[_Member]) -> Iterator[_Piece]:
+        """Yield pieces of all that is stepped; those of a CPU stay, with the memory that they step in."""
+        cuts = list(self._cuts(members))
+        layout = [(id(copy), param.dtype, param.device, param.shape) for _, param, copy in members]
+        if layout != self._layout:
+            self._layout, self._kept = layout, {}
+            # The longest first: others step in its memory.
+            for start, stop in sorted(
+                cuts, key=lambda cut: -sum(m.param.numel() for m in members[slice(*cut)])
+            ):
+                if _on_cpu(members[start:stop]):
+                    self._kept[start] = _Piece(members[start:stop], self._memory)
+        for start, stop in cuts:
+            yield self._kept.get(start) or _Piece(members[start:stop], self._memory)
 
-    def _step_copies(self, piece: list[tuple[str, Tensor, Tensor]], check: Callable[[], None]) -> None:
+    def _cuts(self, members: list[_Member]) -> Iterator[tuple[int, int]]:
+        start, size = 0, 0
+        for i, member in enumerate(members):
+            if i > start and self._piece is not None and size + member.param.numel() > self._piece:
+                yield start, i
+                start, size = i, 0
+            size += member.param.numel()
+        if members:
+            yield start, len(members)
+
+    def _step_copies(self, piece: _Piece, check: Callable[[], None]) -> None:
         """Let the optimizer step copies of a piece, and round the weights from them."""
-        alike: dict[Any, list[tuple[str, Tensor, Tensor]]] = {}
-        for member in piece:
-            _, param, copy = member
-            if param.dtype == torch.float32:  # stepped in place
-                copy.data, copy.grad = param.detach(), param.grad
-            else:
-                alike.setdefault((param.device, param.dtype), []).append(member)
-        copies = [
-            (members, Float32Copies([param for _, param, _ in members], self._memory[dtype]))
-            for (_, dtype), members in alike.items()
-        ]
-        for members, of_members in copies:
-            for (_, _, copy), weight, grad in zip(members, of_members.weights, of_members.grads, strict=True):
-                copy.data, copy.grad = weight, grad
+        piece.fill()
         self._optimizer.step()
         check()
-        counts = [self.state[param].get(_COUNT, torch.zeros((), dtype=torch.int64)) for _, param, _ in piece]
+        state = [self.state[member.param] for member in piece.members]
+        counts = [kept[_COUNT] if _COUNT in kept else torch.zeros((), dtype=torch.int64) for kept in state]
         for_each("add_", counts, 1)
-        for (_, param, copy), count in zip(piece, counts, strict=True):
-            self.state[param] = {**self._optimizer.state[copy], _COUNT: count}
-        for members, of_members in copies:
-            for (_, _, copy), weight in zip(members, of_members.weights, strict=True):
-                if copy.data_ptr() != weight.data_ptr():  # the optimizer has given it other memory
-                    weight.copy_(copy.data)
-            names = [name for name, _, _ in members]
-            steps = [int(self.state[param][_COUNT]) for _, param, _ in members]
-            words = self.param_groups[0][_SEED], steps, names, Role.PARAM
-            of_members.round(_FUNCTION, *words, self._compile)
+        for member, count in zip(piece.members, counts, strict=True):
+            self.state[member.param] = {**self._optimizer.state[member.copy], _COUNT: count}
+        steps = torch.stack(counts).tolist()
+        piece.round(self.param_groups[0][_SEED], steps, self._compile)
 
     def _check_alike(self, before: list[dict[str, Any]] | None) -> None:
         """Raise ValueError if a piece left other entries in the groups than the one before it."""
@@ -241,7 +289,10 @@ class RoundedWeights(torch.optim.Optimizer):
         self.state.clear()
         for i, (_, param, copy) in zip(ids, self._members, strict=True):
             if i in state:
-                self.state[param] = {**self._optimizer.state[copy], _COUNT: state[i][_COUNT].clone()}
+                self.state[param] = {
+                    **self._optimizer.state[copy],
+                    _COUNT: state[i][_COUNT].to("cpu", copy=True),
+                }
         for group, own, saved in zip(self._optimizer.param_groups, self.param_groups, groups, strict=True):
             own.update(_entries(group), **{_SEED: saved[_SEED]})
 
@@ -249,3 +300,7 @@ class RoundedWeights(torch.optim.Optimizer):
 def _entries(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a group that are the optimizer's own."""
     return {key: value for key, value in group.items() if key not in _OURS}
+
+
+def _on_cpu(members: Iterable[_Member]) -> bool:
+    return all(member.param.device.type == "cpu" for member in members)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep.random_words import mix
-from halfstep_torch.engine.float32_copies import Float32Copies
+from halfstep.random_words import leaf_id, mix
+from halfstep_torch.engine.float32_copies import row_places, row_words
 from halfstep_torch.numbers.arrays import XP
+from halfstep_torch.numbers.random_words import leaf_keys
 
 
 def net(dtype=torch.bfloat16):
@@ -65,14 +66,34 @@ def test_words_are_those_of_the_row_major_index_in_any_shape(shape):
 @pytest.mark.slow
 def test_a_parameter_whose_index_passes_2_to_the_32_has_the_high_half_in_its_words():
     """By rows alone: the parameter would take 8 GB."""
-    name, length = "w", (1 << 24) + 2
-    copies = Float32Copies.__new__(Float32Copies)
-    copies._lengths = [length]
-    first, k0, k1 = (x[-2:] for x in copies._words(5, [1], [name], hs.Role.PARAM, torch.device("cpu")))
+    keys, places = leaf_keys(5, [1], [leaf_id("w")], [hs.Role.PARAM]), row_places([(1 << 24) + 2])
+    first, k0, k1 = (torch.from_numpy(x[-2:]) for x in row_words(keys, *places))
     index = first[:, None] + torch.arange(256, dtype=torch.int32)
     words = mix(XP, index * k0[:, None] + k1[:, None])
-    expected = hs.random_words(5, 1, name, hs.Role.PARAM, (2, 256), offset=1 << 32)
+    expected = hs.random_words(5, 1, "w", hs.Role.PARAM, (2, 256), offset=1 << 32)
     assert torch.equal(words, expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("piece_size", [300, None])
+def test_copies_follow_parameters_that_are_frozen_and_memory_that_is_swapped(piece_size):
+    """Copies stay from step to step on a CPU; the bits are those of our own SGD."""
+    runs = []
+    for make in (
+        hs.SGD,
+        lambda params, lr: hs.round_weights(torch.optim.SGD(params, lr), piece_size=piece_size),
+    ):
+        params = [torch.nn.Parameter(torch.linspace(1, 2, n).bfloat16()) for n in (300, 280, 7)]
+        optimizer = make([(str(i), p) for i, p in enumerate(params)], lr=2.0**-9)
+        for step in range(6):
+            for p in params:
+                p.grad = torch.full_like(p, 1 + step / 4)
+            if step in (1, 2):
+                params[step].grad = None
+            if step == 4:
+                params[0].data = params[0].data * 2
+            optimizer.step()
+        runs.append(params)
+    assert equal(*runs)
 
 
 FOREIGN = [torch.optim.AdamW, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam]

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.random_words import leaf_id
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
 from halfstep_torch.engine.kernel_store import checked, is_stored, kernel_name, store
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import GOLDEN_RATIO, as_int32, leaf_keys, mixed_words
+from halfstep_torch.numbers.random_words import GOLDEN_RATIO, as_int32, mixed_words
 from halfstep_torch.numbers.rounding import round_number
 
 _WIDTH = 256
@@ -27,10 +26,10 @@ _SCRATCH = 1 << 20
 
 
 class Float32Copies:
-    """Of parameters of one device and one dtype of 16 bits, copies of weights and gradients.
+    """Of parameters of one device and one dtype of 16 bits, memory for copies of weights and gradients.
 
     Args:
-        params: the parameters, with gradients.
+        params: the parameters.
         memory: by device, what copies of a CPU were in before; it grows to the most that is asked for. (New
             memory costs a CPU more than stepping the weights in it.)
 
@@ -40,18 +39,16 @@ class Float32Copies:
     """
 
     def __init__(self, params: Sequence[Tensor], memory: dict[torch.device, Tensor]) -> None:
-        self._params = [param.detach() for param in params]
+        self._params = list(params)
         device = params[0].device
-        self._lengths = [-(-param.numel() // _WIDTH) for param in params]
-        count, kept = sum(self._lengths), memory.get(device)
+        lengths = [-(-param.numel() // _WIDTH) for param in params]
+        count, kept = sum(lengths), memory.get(device)
         if kept is None or kept.shape[1] < count:
             kept = torch.empty(2, count, _WIDTH, device=device)
             if device.type == "cpu":
                 memory[device] = kept
-        self._rows, self._rows_of_grads = kept[0, :count], kept[1, :count]
-        self.weights, self.grads = self._parts(self._rows), self._parts(self._rows_of_grads)
-        for_each("copy_", self.weights, self._params)
-        for_each("copy_", self.grads, [grad for param in params if (grad := param.grad) is not None])
+        self._rows, self._places = kept[0, :count], row_places(lengths)
+        self.weights, self.grads = self._parts(kept[0, :count]), self._parts(kept[1, :count])
 
     def _parts(self, rows: Tensor) -> list[Tensor]:
         """Return what rows have of each parameter, in its shape."""
@@ -59,21 +56,24 @@ class Float32Copies:
         flat = rows.reshape(-1).split_with_sizes([*itertools.chain(*sizes)])[::2]
         return [x.view(param.shape) for x, param in zip(flat, self._params, strict=True)]
 
-    def round(
-        self,
-        caller: str,
-        seed: int,
-        steps: Sequence[int],
-        names: Sequence[str],
-        role: int,
-        choice: CompileChoice,
-    ) -> None:
-        """Round every weight from its copy, by R5, with the words of its row-major indices."""
+    def fill(self) -> None:
+        """Copy weights and gradients."""
+        for_each("copy_", self.weights, self._params)
+        for_each("copy_", self.grads, [grad for param in self._params if (grad := param.grad) is not None])
+
+    def round(self, caller: str, keys: np.ndarray, choice: CompileChoice) -> None:
+        """Round every weight from its copy, by R5, with the words of its row-major indices.
+
+        Args:
+            caller: named in messages.
+            keys: of each parameter, the two keys of its words (contract W4).
+            choice: whether it is compiled.
+        """
         dtype, device = dtype_name(self._params[0].dtype), self._rows.device
         threads = torch.get_num_threads() if device.type == "cpu" else 0
         kernel = functools.partial(_kernel, dtype, device, threads)
         at_hand = functools.partial(_is_stored, dtype, threads)
-        rows = self._rows, *self._words(seed, steps, names, role, device)
+        rows = self._rows, *(torch.from_numpy(x).to(device) for x in row_words(keys, *self._places))
         if len(self._rows) > 1 and choice.prepare(caller, device, self._rows.numel(), kernel, at_hand):
             kernel()(*rows)
         else:
@@ -82,15 +82,18 @@ class Float32Copies:
                 _round_rows(dtype, *(x[start : start + piece] for x in rows))
         for_each("copy_", self._params, self.weights)
 
-    def _words(
-        self, seed: int, steps: Sequence[int], names: Sequence[str], role: int, device: torch.device
-    ) -> list[Tensor]:
-        """Return of each row the index of its first element, and the keys of its words (contract W8)."""
-        keys = leaf_keys(seed, steps, [leaf_id(name) for name in names], [role])
-        k0, k1 = (np.repeat(column, self._lengths) for column in keys.T)
-        first = np.concatenate([np.arange(length, dtype=np.uint64) * _WIDTH for length in self._lengths])
-        k1 = k1 + GOLDEN_RATIO * (first >> np.uint64(32)).astype(np.uint32)
-        return [torch.from_numpy(as_int32(x)).to(device) for x in (first, k0, k1)]
+
+def row_places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return of each row its parameter, and the index of its first element; of parameters of so many rows."""
+    parameter = np.repeat(np.arange(len(lengths)), lengths)
+    before = np.cumsum([0, *lengths[:-1]])[parameter]
+    return parameter, (np.arange(len(parameter), dtype=np.int64) - before) * _WIDTH
+
+
+def row_words(keys: np.ndarray, parameter: np.ndarray, first: np.ndarray) -> list[np.ndarray]:
+    """Return of each row the low half of the index of its first element, and its two keys (contract W8)."""
+    k0, k1 = (column[parameter] for column in keys.T)
+    return [as_int32(x) for x in (first, k0, k1 + GOLDEN_RATIO * (first >> 32).astype(np.uint32))]
 
 
 def _round_rows(dtype: str, new: Tensor, first: Tensor, k0: Tensor, k1: Tensor) -> None:
