@@ -79,12 +79,12 @@ def chain(*links: Rule | Chain) -> Chain:
         if link.last and not any(j - flat[j].wrapped_links <= i for j in range(i + 1, len(flat))):
             way_out = "Make it the last link."
             if link.name == flat[-1].name:
-                way_out = "It stands twice: keep the last one alone."
+                way_out = "The chain has it twice: keep the last one."
             raise ValueError(f"chain: {link.name} applies updates to the weights. {way_out}")
     for link in flat[1:]:
         if link.measures:
             raise ValueError(
-                f"chain: {link.name} measures the gradients, and stands behind {flat[0].name}. "
+                f"chain: {link.name} measures the gradients, and comes after {flat[0].name}. "
                 "Make it the first link."
             )
     return Chain(tuple(flat))

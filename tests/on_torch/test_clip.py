@@ -138,9 +138,7 @@ def test_the_link_measures_the_gradients_of_all_groups():
 
 
 def test_a_link_that_measures_is_the_first_of_its_chain():
-    with pytest.raises(
-        ValueError, match="clip_by_global_norm measures the gradients, and stands behind trace"
-    ):
+    with pytest.raises(ValueError, match="clip_by_global_norm measures the gradients, and comes after trace"):
         hs.chain(hs.trace(0.9), hs.clip_by_global_norm(1.0))
 
 

@@ -220,7 +220,7 @@ def parameter():
         (
             lambda: hs.store_state(hs.chain(adam(), hs.round_stochastically()), "bfloat16"),
             ValueError,
-            "store_state: round_stochastically stands in the wrapped chain. "
+            "store_state: round_stochastically is in the wrapped chain. "
             "Wrap the transforms before it, and put it after store_state(...).",
         ),
         (

@@ -21,7 +21,7 @@ _TABLES = 'Use "dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4".'
         (
             lambda hs: hs.codebook("dynamic4", 127),
             ValueError,
-            "codebook: block_size=127 is odd, and codes of 'dynamic4' stand two to a byte. "
+            "codebook: block_size=127 is odd, and codes of 'dynamic4' are two to a byte. "
             'Use an even block_size, "row" or None.',
         ),
         (

@@ -153,7 +153,7 @@ def test_links_at_different_counts_are_read_in_jax_and_refused_in_torch(tmp_path
     assert (int(found[0].count), int(found[-1].count)) == (0, 5)
     model, optimizer = torch_run()
     before = everything(model, optimizer)
-    with pytest.raises(ValueError, match=r"the links of 'w' stand at different counts, \[0, 5\]"):
+    with pytest.raises(ValueError, match=r"the links of 'w' have different counts, \[0, 5\]"):
         halfstep_torch.load_state(path, model, optimizer)
     after = everything(model, optimizer)
     assert before[1] == after[1]

@@ -142,7 +142,7 @@ MODEL = torch.nn.Linear(4, 4)
         (
             lambda: halfstep_torch.chain(*[halfstep_torch.round_stochastically()] * 2),
             ValueError,
-            "round_stochastically applies updates to the weights. It stands twice: keep the last one alone.",
+            "round_stochastically applies updates to the weights. The chain has it twice: keep the last one.",
         ),
         (
             lambda: halfstep_jax.adamw(1e-3).init({"w": jax.nn.relu}),

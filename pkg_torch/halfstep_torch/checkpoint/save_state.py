@@ -182,7 +182,7 @@ def _step(caller: str, leaf: str, recipe: Recipe) -> int:
     counts = {link["count"] for link in recipe} - {None}
     if len(counts) > 1:
         raise ValueError(
-            f"{caller}: the links of {leaf!r} stand at different counts, {sorted(counts)}; in torch a "
+            f"{caller}: the links of {leaf!r} have different counts, {sorted(counts)}; in torch a "
             "parameter has one step. Load the file in halfstep_jax."
         )
     return min(counts, default=0)

@@ -216,7 +216,7 @@ def store_state(
     for link in links:
         if link.last or isinstance(link, StoreState):
             raise ValueError(
-                f"{_CALLER}: {link.name} stands in the wrapped chain. "
+                f"{_CALLER}: {link.name} is in the wrapped chain. "
                 "Wrap the transforms before it, and put it after store_state(...)."
             )
     stored = []

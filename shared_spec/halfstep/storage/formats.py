@@ -95,7 +95,7 @@ class Format:
 
     @property
     def packed(self) -> bool:
-        """Whether codes stand two to a byte."""
+        """Whether codes are two to a byte."""
         return self.codes.packed
 
     @property

@@ -134,8 +134,8 @@ def _check_amplified(caller: str, argument: str, fmt: Format) -> None:
     if fmt.codes.half_gap > 2.0**-8 and not is_fine:
         warnings.warn(
             f"{caller}: {argument}={fmt.text} is too coarse for the factor of a matrix, which magnifies "
-            "errors of storing 485 times: on digits such a run ends further from float32 (0.55 to 0.68) "
-            'than another order of the batches (0.27). Use scaled("float16", 128), or of 8 bits '
+            "errors of storing 485 times. On digits a run ends further from float32 (0.55 to 0.68) than with "
+            'another order of the batches (0.27). Use scaled("float16", 128), or of 8 bits '
             'scaled("int8", 32, scale="fine") (0.39).',
             stacklevel=3,
         )

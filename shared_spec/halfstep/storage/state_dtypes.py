@@ -196,7 +196,7 @@ def with_blocks(
     fmt = Format(name, True, block_size, *sizes, **changes)
     if fmt.packed and isinstance(block_size, int) and block_size % 2:
         raise ValueError(
-            f"{caller}: block_size={block_size} is odd, and codes of {name!r} stand two to a byte. "
+            f"{caller}: block_size={block_size} is odd, and codes of {name!r} are two to a byte. "
             'Use an even block_size, "row" or None.'
         )
     return fmt

@@ -59,7 +59,7 @@ class Format:
     def __post_init__(self):
         if self.codes.packed and isinstance(self.block_size, int) and self.block_size % 2:
             raise ValueError(
-                f"Format: block_size={self.block_size} is odd; codes of {self.dtype} stand two to a byte. "
+                f"Format: block_size={self.block_size} is odd; codes of {self.dtype} are two to a byte. "
                 'Use an even one, "row" or None.'
             )
 
