@@ -1,12 +1,15 @@
 """What must stand before a framework is imported; in how many processes, on what device, which slow cases."""
 
+import functools
 import gc
 import os
 import pathlib
 import sys
+import threading
 import zlib
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 # Eight host devices, so that sharded steps run on a machine without an accelerator. By the second flag XLA
 # reads its flags whenever it compiles.
@@ -17,13 +20,13 @@ os.environ["XLA_FLAGS"] = _FLAGS
 # contract's with them and without: the files below watch what optimizations could change, as do the vectors.
 _QUICK = (
     f"{_FLAGS} --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
-    " --xla_llvm_disable_expensive_passes=true"
+    " --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
 )
 _AS_USERS_DO = (
     f"{_FLAGS} --xla_cpu_use_fusion_emitters=true --xla_backend_optimization_level=3"
-    " --xla_llvm_disable_expensive_passes=false"
+    " --xla_llvm_disable_expensive_passes=false --xla_cpu_parallel_codegen_split_count=32"
 )
-_QUICK_FOLDERS = ("on_jax", "twin")
+_QUICK_FOLDERS = ("on_jax", "twin", "halfstep_jax")
 _OPTIMIZED = ("test_exactness", "test_hazards", "test_memory", "test_primitives", "test_roots", "test_rule")
 
 # What one run has compiled is not what another steps by; tests of stored kernels name a folder.
@@ -50,6 +53,8 @@ def pytest_cmdline_main(config):
     here = by_name or config.getoption("usepdb") or hasattr(config, "workerinput")
     if not here and config.getoption("numprocesses", 0) is None:
         config.option.numprocesses = min(os.cpu_count() or 1, _PROCESSES)
+        # Neighbours share what is compiled: each process takes a run of them, and of the last what is left.
+        config.option.dist = "worksteal"
 
 
 def pytest_configure(config):
@@ -59,6 +64,13 @@ def pytest_configure(config):
     else:
         # Both frameworks share its memory, and so do processes.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    config.pluginmanager.register(_CompilerOfJax())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Look for examples in docstrings of the packages alone."""
+    return [found for found in (yield) if not isinstance(found, DoctestModule)]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,17 +93,37 @@ def _heap():
 
 def _is_quick(config, path):
     """Whether JAX compiles a file's programs without optimizations; for slow tests it has them all."""
-    folder = path.parent.name in _QUICK_FOLDERS and "not slow" in config.getoption("markexpr")
+    folder = any(name in path.parts for name in _QUICK_FOLDERS) and "not slow" in config.getoption("markexpr")
     return folder and path.stem not in _OPTIMIZED
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _optimizations_of_jax(request):
-    """Switch them for a file. Other versions have other flags, and XLA ends the process at an unknown one."""
-    jax = sys.modules.get("jax")
-    flags = _QUICK if _is_quick(request.config, request.path) else _AS_USERS_DO
-    if not jax or not jax.__version__.startswith("0.10.") or os.environ["XLA_FLAGS"] == flags:
-        return
-    if os.environ["XLA_FLAGS"] == _QUICK:
-        jax.clear_caches()
-    os.environ["XLA_FLAGS"] = flags
+class _CompilerOfJax:
+    """How JAX compiles, in examples of the packages too. Other versions have other flags and insides."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        """Switch its optimizations for a file: XLA ends the process at a flag that it does not know."""
+        jax = sys.modules.get("jax")
+        flags = _QUICK if _is_quick(item.config, item.path) else _AS_USERS_DO
+        if not jax or not jax.__version__.startswith("0.10.") or os.environ["XLA_FLAGS"] == flags:
+            return
+        if os.environ["XLA_FLAGS"] == _FLAGS:
+            _keep_contexts()
+        if os.environ["XLA_FLAGS"] == _QUICK:
+            jax.clear_caches()
+        os.environ["XLA_FLAGS"] = flags
+
+
+def _keep_contexts():
+    """Build the programs of a thread in one context of MLIR: a new one is a fifth of a small one's time."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+
+    kept = functools.cache(lambda thread, make=mlir.make_ir_context: make())
+
+    def context(make=mlir.make_ir_context):
+        mine = kept(threading.get_ident())
+        # What is compiled while another program is built has one of its own: the other's is open.
+        return make() if ir.Context.current is mine else mine
+
+    mlir.make_ir_context = context

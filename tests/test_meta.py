@@ -7,10 +7,8 @@ import pytest
 
 from backends import SpecBackend
 from compare import assert_same, differing, within_ulps
-from halfstep_spec import SPEC_VERSION
-from halfstep_spec.vectors import Array, is_nan, load
-
-VECTORS = load(SPEC_VERSION)
+from golden import VECTORS
+from halfstep_spec.vectors import Array, is_nan
 
 
 def f32(*patterns: int) -> Array:

@@ -6,11 +6,8 @@ import pytest
 
 from backends import BACKENDS, make, missing
 from compare import assert_same
-from halfstep_spec import SPEC_VERSION
-from halfstep_spec.vectors import Case, load
-
-VECTORS = load(SPEC_VERSION)
-
+from golden import VECTORS
+from halfstep_spec.vectors import Case
 
 _ONE_IN = {
     ("torch-compile", True): 48,

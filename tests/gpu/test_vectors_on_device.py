@@ -5,10 +5,7 @@ import pytest
 from backends import make
 from backends.devices import on_device
 from compare import assert_same
-from halfstep_spec import SPEC_VERSION
-from halfstep_spec.vectors import load
-
-VECTORS = load(SPEC_VERSION)
+from golden import VECTORS
 
 
 @pytest.mark.parametrize("name", VECTORS)

@@ -3,9 +3,8 @@
 import pytest
 
 from compare import assert_same
+from golden import VECTORS
 from gpu_bits.xla_backend import XlaBackend
-from halfstep_spec import SPEC_VERSION
-from halfstep_spec.vectors import load
 from ptx.approximations import Approximations
 
 # Each is a program to be compiled, or several.
@@ -22,7 +21,7 @@ def pytest_generate_tests(metafunc):
         one_in = _ONE_IN[metafunc.config.getoption("--gpu-bits")]
         cases = [
             (name, case)
-            for name, cases in load(SPEC_VERSION).items()
+            for name, cases in VECTORS.items()
             for case in cases
             if int(case.digest, 16) % one_in == 0
         ]
