@@ -80,9 +80,8 @@ def diagnose(
     changed = fault.leaves if fault else frozenset()
     landed = weights_that_links_store(tx, params) - changed
     zeros = jax.tree.map(jnp.zeros_like, grads)
-    lost = _lost(params, tx.update(grads, state, params)[0], landed) | _lost_movement(
-        tx, params, grads, changed
-    )
+    updates, _ = jax.jit(tx.update)(grads, state, params)
+    lost = _lost(params, updates, landed) | _lost_movement(tx, params, grads, changed)
     compensated = {} if fault else _lost_by_compensation(tx, params, grads, state)
     decay = _decay(tx, params, zeros)
     decays = any(bool((u != 0).any()) for u in jax.tree.leaves(decay))
@@ -122,8 +121,8 @@ def _decay(tx: optax.GradientTransformation, params, zeros):
 
     What a first step does to weights of zero too, such as by averages that do not start at zero, is no decay.
     """
-    nothing = jax.tree.map(jnp.zeros_like, params)
-    decayed, other = (tx.update(zeros, tx.init(p), p)[0] for p in (params, nothing))
+    first = jax.jit(lambda p: tx.update(zeros, tx.init(p), p)[0])
+    decayed, other = first(params), first(jax.tree.map(jnp.zeros_like, params))
     return jax.tree.map(lambda u, v: jnp.where(u == v, jnp.zeros_like(u), u), decayed, other)
 
 

@@ -49,7 +49,7 @@ def global_norms(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names
     arrays = [x.astype(jnp.float32) for x in map(jnp.asarray, arrays) if x.size]
     if not arrays:
         return Norms(*jnp.zeros([2], jnp.float32))
-    axes = [cut_axes(x, axis_names) for x in arrays]
+    axes = tuple(cut_axes(x, axis_names) for x in arrays)
     if exact:
         return with_auto_axes(functools.partial(_exact_norm, axes), arrays)
     tops = [over_axes(lax.pmax, jnp.max(jnp.abs(x)), over) for x, over in zip(arrays, axes, strict=True)]
@@ -69,8 +69,12 @@ def norm_in_range(
     return norms(x, axis_names).in_range()
 
 
-def _exact_norm(axes: list[tuple[str, ...]], arrays: list[jax.Array]) -> Norms:
-    """Return the norm of float32 numbers by sums of integers; of each array over some mesh axes."""
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _exact_norm(axes: tuple[tuple[str, ...], ...], arrays: list[jax.Array]) -> Norms:
+    """Return the norm of float32 numbers by sums of integers; of each array over some mesh axes.
+
+    One program outside `jax.jit` too: op by op it would be a hundred.
+    """
     patterns = [lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF) for x in arrays]
     tops = [over_axes(lax.pmax, jnp.max(bits), over) for bits, over in zip(patterns, axes, strict=True)]
     largest = jnp.max(jnp.stack(tops))

@@ -264,7 +264,11 @@ def _culprit(tx: optax.GradientTransformation, params, extra_args, name: str) ->
     """Return the link, or the wrapper, behind which the updates of a leaf are wrong."""
     links = _links(tx)
     for k in range(1, len(links) + 1):
-        trial = _try(optax.chain(*links[:k]), params, extra_args)
+        first = optax.chain(*links[:k])
+        found = _lands(first, params, extra_args)
+        if found.intact or not found.by:
+            continue  # a trace tells it, without a step
+        trial = _try(first, params, extra_args)
         if trial.landed_by(name) and name in trial.wrong:
             return links[k - 1]
     return tx
