@@ -1,5 +1,6 @@
 """Formats and states of formats that cannot be: value, rule and way out."""
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -165,6 +166,6 @@ def test_scales_that_are_not_there_are_missed(scales):
 def test_a_marked_block_is_no_fault():
     params = {"w": weights((64, 200))}
     tx = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=E5M3)
-    _, state = tx.update({"w": jnp.ones((64, 200)).at[0, 0].set(jnp.nan)}, tx.init(params))
+    _, state = jax.jit(tx.update)({"w": jnp.ones((64, 200)).at[0, 0].set(jnp.nan)}, tx.init(params))
     assert int(state.nu_scale["w"][0, 0]) == 255
     tx.update({"w": jnp.ones((64, 200))}, state)

@@ -45,12 +45,12 @@ def test_nothing_is_half_applied(updates, compiled):
     params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(2, jnp.bfloat16)}
     tx = hs.adamw(1e-3)
     good = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-    _, state = tx.update(good, tx.init(params), params)
+    _, state = jax.jit(tx.update)(good, tx.init(params), params)
     before = jax.tree.map(np.array, (params, state))
     with pytest.raises((TypeError, ValueError), match="scale_by_adam: "):
         (jax.jit(tx.update) if compiled else tx.update)(updates, state, params)
     assert_trees_same((params, state), before)
-    tx.update(good, state, params)
+    jax.jit(tx.update)(good, state, params)
 
 
 def test_a_traced_hyperparameter_is_not_read():

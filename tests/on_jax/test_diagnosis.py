@@ -168,7 +168,7 @@ def test_zero_second_moments_and_a_norm_that_sticks_are_told():
     params = {str(i): jnp.ones(4, jnp.float16) for i in range(300)}
     tx = optax.adamw(1e-3, eps=1e-4)
     grads = jax.tree.map(lambda p: p * 1e-3, params)
-    _, state = tx.update(grads, tx.init(params), params)
+    _, state = jax.jit(tx.update)(grads, tx.init(params), params)
     diagnosis = hs.diagnose(tx, params, grads, state)
     assert diagnosis.moments["nu"].zero > 0.5
     assert any("is zero where mu is not" in line for line in diagnosis.advice)
@@ -224,7 +224,7 @@ def _stepped(tx, scale=1.0):
     params = {"w": jax.random.normal(jax.random.key(0), (64, 128)).astype(jnp.bfloat16)}
     grads, state = {"w": params["w"] * scale}, tx.init(params)
     for _ in range(2):
-        updates, state = tx.update(grads, state, params)
+        updates, state = jax.jit(tx.update)(grads, state, params)
         params = optax.apply_updates(params, updates)
     return tx, params, grads, state
 
@@ -261,7 +261,7 @@ def test_weights_that_have_had_no_gradient_stand_at_no_end(recipe):
     params = {"w": jax.random.normal(jax.random.key(0), (64, 128)).astype(jnp.bfloat16)}
     tx = hs.adamw(1e-3, **getattr(hs.recipes, recipe))
     grads = {"w": params["w"].at[:32].set(0)}
-    _, state = tx.update(grads, tx.init(params), params)
+    _, state = jax.jit(tx.update)(grads, tx.init(params), params)
     moment = hs.diagnose(tx, params, grads, state).moments["nu"]
     assert (moment.lowest, moment.highest) == (0, 0)
 

@@ -81,7 +81,7 @@ def test_injected_hyperparameters_give_the_bits_of_numbers():
 def test_weights_that_became_float32_are_refused(rule):
     tx = hs.adamw(1e-3, param_storage=rule)
     state = tx.init(P)
-    updates, state = tx.update(G, state, P)
+    updates, state = jax.jit(tx.update)(G, state, P)
     wide = jax.tree.map(lambda p, u: p + u, P, updates)  # as `eqx.apply_updates` adds them
     with pytest.raises((TypeError, ValueError), match=r"eqx\.apply_updates does not"):
         tx.update(G, state, wide)

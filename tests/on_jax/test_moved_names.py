@@ -118,7 +118,7 @@ def test_where_one_name_has_moved_that_alone_is_replaced_and_no_bit_changes(name
     assert bits == said_without(code=STEPS)
 
 
-@pytest.mark.parametrize("few", [3, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("few", [1, pytest.param(1000, marks=pytest.mark.slow)])
 def test_vectors_pass_where_all_names_have_moved(few):
     said_without(*ALL, code=VECTORS.replace("FEW", str(few)))
 

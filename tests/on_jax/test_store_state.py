@@ -114,8 +114,8 @@ def test_a_step_is_decode_inner_encode():
     params, rows = problem(1)
     tx, inner = hs.store_state(optax.adam(RATE), "bfloat16", seed=5), optax.adam(RATE)
     g = jax.tree.map(lambda r: r[0], rows)
-    _, state = tx.update(g, tx.init(params), params)
-    _, plain = inner.update(g, inner.init(params), params)
+    _, state = jax.jit(tx.update)(g, tx.init(params), params)
+    _, plain = jax.jit(inner.update)(g, inner.init(params), params)
     words = hs.random_words(5, 1, "0/nu/w", hs.Role.STATE, (8, 12))
     expected = hs.round_to(plain[0].nu["w"], "bfloat16", words, saturate=True)
     np.testing.assert_array_equal(np.asarray(state.inner_state[0].nu["w"], np.float32), expected)
@@ -126,7 +126,10 @@ def test_updates_are_of_the_state_before_it_was_stored():
     params, rows = problem(1)
     g = jax.tree.map(lambda r: r[0], rows)
     tx, inner = hs.store_state(optax.sgd(RATE, 0.9), FP8), optax.sgd(RATE, 0.9)
-    ours, theirs = tx.update(g, tx.init(params), params)[0], inner.update(g, inner.init(params), params)[0]
+    ours, theirs = (
+        jax.jit(tx.update)(g, tx.init(params), params)[0],
+        jax.jit(inner.update)(g, inner.init(params), params)[0],
+    )
     assert_trees_same(ours, theirs)
 
 
@@ -158,7 +161,7 @@ def test_a_second_moment_is_never_stored_as_zero():
     params = {"w": jnp.ones((2, 8))}
     tx = hs.store_state(optax.scale_by_rms(), hs.scaled("float8_e4m3fn", 8, 0, 0))
     g = {"w": jnp.array([[1.0] + [2.0**-20] * 7, [0.0] * 8])}
-    _, state = tx.update(g, tx.init(params), params)
+    _, state = jax.jit(tx.update)(g, tx.init(params), params)
     codes = np.asarray(state.inner_state.nu["w"], np.float32)
     assert (codes[0] > 0).all()
     assert (codes[1] == 0).all()
@@ -168,7 +171,7 @@ def test_a_second_moment_is_never_stored_as_zero():
 def test_in_a_block_with_a_negative_number_small_ones_may_become_zero():
     tx = hs.store_state(optax.trace(0.5), hs.scaled("float8_e4m3fn", 8, 0, 0), rounding="nearest_unchecked")
     params = {"w": jnp.ones(8)}
-    _, state = tx.update({"w": jnp.array([-1.0] + [2.0**-20] * 7)}, tx.init(params), params)
+    _, state = jax.jit(tx.update)({"w": jnp.array([-1.0] + [2.0**-20] * 7)}, tx.init(params), params)
     assert (np.asarray(state.inner_state.trace["w"], np.float32)[1:] == 0).all()
 
 

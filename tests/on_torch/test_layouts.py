@@ -1,6 +1,7 @@
 """Layouts: the bits are those of a row-major copy, and weights stay in the memory that they have."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -45,20 +46,25 @@ def plain(x):
     return x.contiguous()
 
 
+@functools.cache
+def run_of_plain(compile: bool, scale: int = 1):
+    return run(plain, plain, compile, scale)
+
+
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("grads", ["same", "row-major"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_gives_the_bits_of_a_row_major_copy(name, grads, compile):
     layout = LAYOUTS[name]
     ours = run(layout, layout if grads == "same" else plain, compile)
-    assert_same_snapshots(ours, run(plain, plain, compile))
+    assert_same_snapshots(ours, run_of_plain(compile))
 
 
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_long_leaf_of_any_layout_has_the_same_bits_in_pieces(name, compile):
     ours = run(LAYOUTS[name], LAYOUTS[name], compile, scale=1000)
-    assert_same_snapshots(ours, run(plain, plain, compile, scale=1000))
+    assert_same_snapshots(ours, run_of_plain(compile, 1000))
 
 
 @pytest.mark.parametrize("length", [1, 70, 10**9])

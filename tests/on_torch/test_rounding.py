@@ -1,11 +1,10 @@
-"""Rounding: the spec's on every pattern that hypothesis finds, unbiased over all words, and idempotent."""
+"""Rounding: the spec's on patterns of all kinds, unbiased over all words, and idempotent."""
+
+import functools
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as st_numpy
 
 import halfstep_spec as spec
 import halfstep_torch as hs
@@ -31,26 +30,23 @@ _CUTS = (
 )
 
 
-def uint32s(size: int):
-    return st_numpy.arrays(np.uint32, size, elements=st.integers(0, 2**32 - 1))
+@functools.cache
+def patterns_and_words() -> tuple[np.ndarray, np.ndarray]:
+    """Draw float32 patterns, any or near where some format changes its mind; and words, ends too."""
+    rng = np.random.default_rng(0)
+    near = rng.integers(-3, 4, 20_000) << rng.integers(0, 21, 20_000)
+    close = ((rng.choice(np.int64(_CUTS), 20_000) + near) & 0xFFFFFFFF).astype(np.uint32)
+    bits = np.concatenate([rng.integers(0, 2**32, 20_000, np.uint32), close, close ^ np.uint32(0x80000000)])
+    words = rng.integers(0, 2**32, bits.size, np.uint32)
+    words[::8], words[1::8] = 0, 2**32 - 1
+    return bits, words
 
 
-@st.composite
-def patterns(draw):
-    """Draw float32 patterns: any, or near a place where some format changes its mind."""
-    bits = draw(uint32s(32))
-    near = draw(st_numpy.arrays(np.int64, 32, elements=st.integers(-3, 3)))
-    cut = draw(st_numpy.arrays(np.int64, 32, elements=st.sampled_from(_CUTS)))
-    shift = draw(st_numpy.arrays(np.int64, 32, elements=st.integers(0, 20)))
-    close = ((cut + (near << shift)) & 0xFFFFFFFF).astype(np.uint32)
-    return np.concatenate([bits, close, close ^ np.uint32(0x80000000)])
-
-
+@pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("saturate", [False, True])
 @pytest.mark.parametrize("dtype", TARGETS)
-@settings(derandomize=True, max_examples=60, deadline=None)
-@given(bits=patterns(), words=uint32s(96), stochastic=st.booleans())
-def test_rounding_is_that_of_the_spec(dtype, saturate, bits, words, stochastic):
+def test_rounding_is_that_of_the_spec(dtype, saturate, stochastic):
+    bits, words = patterns_and_words()
     x = bits.view(np.float32)
     expected = spec.round_to(x, dtype, words if stochastic else None, saturate=saturate)
     given_words = torch.from_numpy(words.copy()) if stochastic else None
@@ -118,11 +114,11 @@ def test_rounding_works_on_slices_scalars_and_nothing():
         assert ours.shape == part.shape
 
 
+@pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("saturate", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@settings(derandomize=True, max_examples=60, deadline=None)
-@given(bits=patterns(), words=uint32s(96), stochastic=st.booleans())
-def test_numbers_far_from_the_ends_are_rounded_alike_alone(dtype, saturate, bits, words, stochastic):
+def test_numbers_far_from_the_ends_are_rounded_alike_alone(dtype, saturate, stochastic):
+    bits, words = patterns_and_words()
     x = torch.from_numpy(bits.view(np.float32).copy())
     far = x.abs() < 2.0**126
     drawn = torch.from_numpy(words.view(np.int32).copy()) if stochastic else None
@@ -131,7 +127,7 @@ def test_numbers_far_from_the_ends_are_rounded_alike_alone(dtype, saturate, bits
         every, dtype, None if drawn is None else torch.cat([drawn, drawn[:1]]), saturate=saturate
     )
     alone = hs.round_to(x[far], dtype, None if drawn is None else drawn[far], saturate=saturate)
-    assert is_tame(x[far]) or not far.any()
+    assert is_tame(x[far])
     assert not is_tame(every)
     kind = torch.int16 if dtype == "bfloat16" else torch.int32
     assert torch.equal(alone.view(kind), together[:-1][far].view(kind))

@@ -109,7 +109,7 @@ def test_muon_takes_it_for_both_chains():
             for _, p in named:
                 p.grad = torch.from_numpy(g)
             optimizer.step()
-            updates, state = tx.update({name: jnp.asarray(g) for name in params}, state, params)
+            updates, state = jax.jit(tx.update)({name: jnp.asarray(g) for name in params}, state, params)
             params = optax.apply_updates(params, updates)
         return {name: p.detach().numpy() for name, p in named}, params
 

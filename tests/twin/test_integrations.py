@@ -6,8 +6,8 @@ import subprocess
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
-import pytest
 import torch
 
 
@@ -119,12 +119,11 @@ def test_levanter_builds_ours_by_its_registered_name(monkeypatch):
     told = halfstep_jax.adamw(
         lambda count: 6e-4 * (1 - count / 100), weight_decay=0.1, recipe="eight_bit", seed=0
     )
-    (ours, _), (theirs, _) = (t.update(grads, t.init(params), params) for t in (tx, told))
+    (ours, _), (theirs, _) = (jax.jit(t.update)(grads, t.init(params), params) for t in (tx, told))
     assert (ours["w"] == theirs["w"]).all()
 
 
-@pytest.mark.parametrize("package", ["halfstep_torch", "halfstep_jax"])
-def test_importing_halfstep_imports_no_trainer(package):
+def test_importing_halfstep_imports_no_trainer():
     trainers = {"transformers", "torchtitan", "lerobot", "levanter"}
-    code = f"import sys, {package}; assert not {trainers} & {{*sys.modules}}"
+    code = f"import sys, halfstep_jax, halfstep_torch; assert not {trainers} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -338,7 +338,7 @@ def test_coefficients_by_name_make_a_factor_in_both(name, steps, spread):
     x = (u * np.linspace(0.1, 1, 8) @ v).astype(np.float32)
     options = {"ns_coeffs": name, "ns_steps": steps, "beta": 0.0, "nesterov": False, "scale": None}
     tx = halfstep_jax.scale_by_muon(**options)
-    of_jax = np.asarray(tx.update(jnp.asarray(x), tx.init(jnp.asarray(x)))[0])
+    of_jax = np.asarray(jax.jit(tx.update)(jnp.asarray(x), tx.init(jnp.asarray(x)))[0])
     p = torch.nn.Parameter(torch.zeros(8, 8))
     p.grad = torch.from_numpy(x)
     up = halfstep_torch.scale_by_learning_rate(1.0, flip_sign=False)

@@ -144,7 +144,7 @@ def test_masks_partitions_and_injected_numbers_are_seen_through():
     theirs = optax.partition(
         {"a": optax.inject_hyperparams(optax.adam)(learning_rate=1e-3), "b": optax.sgd(1e-3, 0.9)}, labels
     )
-    _, state = theirs.update(wide, theirs.init(wide), wide)
+    _, state = jax.jit(theirs.update)(wide, theirs.init(wide), wide)
     tx = optax.partition(
         {"a": hs.adam(1e-3, **FLOAT32), "b": hs.sgd(1e-3, 0.9, accumulator_dtype="float32")}, labels
     )

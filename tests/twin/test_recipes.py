@@ -91,7 +91,7 @@ def test_an_infinite_gradient_takes_its_weight_or_its_block_and_no_other(name, d
 def test_a_recipe_suits_lamb(name, draws):
     params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}
     tx = halfstep_jax.lamb16(1e-2, **getattr(halfstep_jax.recipes, name))
-    updates, _ = tx.update(params, tx.init(params), params)
+    updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
     assert np.isfinite(updates["w"]).all()
     p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
     p.grad = torch.from_numpy(draws[1]).bfloat16()

@@ -259,7 +259,7 @@ def test_what_jax_cannot_put_into_a_file_is_refused(tmp_path):
 )
 def test_a_file_holds_8_bit_floats_and_random_keys(make, tmp_path):
     params, tx = {"w": jnp.full((64, 128), 0.5, jnp.bfloat16)}, make()
-    _, state = tx.update(params, tx.init(params), params)
+    _, state = jax.jit(tx.update)(params, tx.init(params), params)
     halfstep_jax.save_state(tmp_path / "run", params, state, tx)
     _, loaded = halfstep_jax.load_state(tmp_path / "run", params, tx)
     for kept, again in zip(jax.tree.leaves(state), jax.tree.leaves(loaded), strict=True):

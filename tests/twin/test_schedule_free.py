@@ -314,5 +314,8 @@ def test_rms_follows_optax(switches):
     states = [tx.init(g) for tx in (ours, theirs)]
     for _ in range(5):
         g = {"w": jnp.asarray(rng.normal(size=(8, 8)), jnp.float32)}
-        (u, states[0]), (v, states[1]) = ours.update(g, states[0]), theirs.update(g, states[1])
+        (u, states[0]), (v, states[1]) = (
+            jax.jit(ours.update)(g, states[0]),
+            jax.jit(theirs.update)(g, states[1]),
+        )
     np.testing.assert_allclose(u["w"], v["w"], rtol=10 * 2.0**-24 + 0.5 * 2.0**-23 / 0.01)

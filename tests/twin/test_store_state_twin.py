@@ -1,5 +1,6 @@
 """State kept in a format from without, in both frameworks: not one bit apart."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -44,7 +45,7 @@ def test_stored_state_of_a_chain_agrees_to_the_bit():
     for g in rows:
         p.grad = torch.from_numpy(g)
         ours.step()
-        updates, state = tx.update({"w": jnp.asarray(g)}, state, params)
+        updates, state = jax.jit(tx.update)({"w": jnp.asarray(g)}, state, params)
         params = optax.apply_updates(params, updates)
     np.testing.assert_array_equal(p.detach().numpy(), np.asarray(params["w"]))
     nu = np.asarray(optax.tree.get(state, "nu")["w"]).view(np.uint8)
