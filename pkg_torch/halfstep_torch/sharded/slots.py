@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,17 +183,18 @@ def is_elsewhere(param: Any) -> bool:
     return is_sharded(param) and tuple(param.placements) != tuple(param.grad.placements)
 
 
-def is_gathered(plan: Plan, param: Tensor) -> bool:
-    """Whether a step needs all of a sharded parameter in every process."""
-    if not is_sharded(param) or all(window.is_full for window in windows_of_all(param)):
-        return False
+def how_stepped(plan: Plan, param: Tensor) -> Layout | Literal["here", "gathered"]:
+    """Return how a DTensor is stepped: here, gathered, or by the layout of blocks that borders cut."""
+    windows = windows_of_all(param)
+    if all(window.is_full for window in windows):
+        return "here"
     if not all(
         stage.needs_update_alone or rule.needs_norms_alone for stage in plan.stages for rule in stage.rules
     ):
-        return True
+        return "gathered"
     if any(array_placements(spec, param) is None for spec in plan.arrays.values()):
-        return _cut_layout(plan, param) is None
-    return not all(_has_rows(plan.within(window), window) for window in windows_of_all(param))
+        return _cut_layout(plan, param) or "gathered"
+    return "here" if all(_has_rows(plan.within(window), window) for window in windows) else "gathered"
 
 
 def exchanges(plan: Plan, param: Tensor) -> bool:
@@ -228,13 +229,12 @@ def sharded_slots(param: Tensor, name: str, plan: Plan) -> list[PartSlot]:
         here = plan.within(window, cuts)
         return PartSlot(param, name, here, window, cuts=cuts, whole_plan=plan, **others)
 
-    window = window_of(param)
-    if is_gathered(plan, param):
+    window, way = window_of(param), how_stepped(plan, param)
+    if way == "gathered":
         return [slot(Window.full(window.whole), gathered=True)]
-    layout = _cut_layout(plan, param)
-    if layout is None:
+    if way == "here":
         return [slot(window)]
-    axis, run, size = layout
+    axis, run, size = way
     leading = Window(window.whole[:axis], window.offset[:axis], window.shape[:axis])
     rest = math.prod(window.whole[axis + 1 :])
     start = window.offset[axis] * rest if window.whole[axis:] else 0
@@ -267,7 +267,7 @@ def _parts(start: int, stop: int, run: int, size: int) -> Iterator[tuple[int, in
 
 
 def _cut_layout(plan: Plan, param: Any) -> Layout | None:
-    """Return the layout of blocks whose scales processes exchange; None if that is needless or not enough.
+    """Return the layout of blocks whose scales processes exchange; None if that is not enough.
 
     An exchange of scales is enough under three conditions. Codes can be placed as the weights are. Every
     process has one stretch of each run. The coarsest blocks hold whole blocks of the other formats.
@@ -276,8 +276,7 @@ def _cut_layout(plan: Plan, param: Any) -> Layout | None:
     others = [spec for spec in plan.arrays.values() if not spec.scale_of]
     formats = [spec.scale_of for spec in scales if spec.scale_of and spec.scale_of.blocks]
     if (
-        not any(array_placements(spec, param) is None for spec in scales)
-        or any(array_placements(spec, param) is None for spec in others)
+        any(array_placements(spec, param) is None for spec in others)
         or any(spec.shape_of for spec in scales)
         or not param.is_contiguous()
         or any(moment.again for moment in plan.moments)
@@ -307,14 +306,13 @@ def state_placements(plan: Plan, param: Any) -> dict[str, tuple]:
     """Return how the state arrays of a sharded parameter are placed; nothing for one that is not."""
     if not is_sharded(param):
         return {}
-    if is_gathered(plan, param):
-        return dict.fromkeys(plan.arrays, replicated(param))
-    cut = _cut_layout(plan, param) is not None
-    placements = {
-        key: None if cut and spec.scale_of else array_placements(spec, param)
+    way, whole = how_stepped(plan, param), replicated(param)
+    if way == "gathered":
+        return dict.fromkeys(plan.arrays, whole)
+    return {
+        key: whole if spec.scale_of and way != "here" else array_placements(spec, param) or whole
         for key, spec in plan.arrays.items()
     }
-    return {key: replicated(param) if where is None else where for key, where in placements.items()}
 
 
 def new_state(param: Tensor, plan: Plan) -> dict[str, Tensor]:
