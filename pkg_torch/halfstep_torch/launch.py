@@ -22,6 +22,7 @@ from halfstep_torch.engine.batches import (
     make_batches,
     measure,
     send,
+    sharing_streams,
 )
 from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
 from halfstep_torch.engine.groups import ReadGroup
@@ -99,6 +100,7 @@ class Launch:
         self.has_schedules = any(batch.group.choices.schedule is not None for batch in batches)
         self.batches = [batch for batch in batches if has_memory(batch.slots[0].param)]
         self.on_meta = [batch for batch in batches if not has_memory(batch.slots[0].param)]
+        self._sharing = sharing_streams(self.batches)
         self._gathered = [batch for batch in batches if batch.slots[0].gathered]
         exchanging = (slot for batch in batches for slot in batch.slots if slot.exchanges)
         self._exchanging = {id(slot.counter): (slot.counter, slot) for slot in exchanging}
@@ -168,7 +170,7 @@ class Launch:
                 optimizer._compile.prepare(optimizer._name, batch.device, elements, make, at_hand)
         for batch in self._gathered if self._key else self.batches:
             batch.rows = make_rows(batch.slots, batch.grad_dtype, bool(batch.kernels))
-        attach_keys(self.batches)
+        attach_keys(self._sharing)
         send(self.batches)
 
     def run(self) -> None:

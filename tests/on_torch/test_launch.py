@@ -5,11 +5,15 @@ import gc
 import sys
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
 import halfstep_torch as hs
 from halfstep_torch import launch
+from halfstep_torch.engine.plan import KeysAhead, Stream, stream_keys
+from halfstep_torch.numbers.random_words import as_int32
+from halfstep_torch.optimizer_state.form import LAST_STEP
 from on_torch.steps import assert_same_snapshots, reals, snapshot
 
 
@@ -347,6 +351,15 @@ def test_a_state_dict_that_is_loaded_is_stepped_from():
     other.step()
     optimizer.step()
     assert_same_snapshots(snapshot(other), snapshot(optimizer))
+
+
+def test_keys_that_are_made_ahead_are_those_of_each_step():
+    streams, names = [Stream(3, "", False, (0, 4)), Stream(9, "b/", True, (1,))], ["w", "v", "u"]
+    keys = KeysAhead(streams, names)
+    for first in (1, 2, 3, 60, 61, 400, 5000, 5001, 4999, LAST_STEP - 1, LAST_STEP):
+        steps = [first, first + 7, first]
+        expected = as_int32(stream_keys(streams, steps, names)).T
+        np.testing.assert_array_equal(keys.at(steps), expected)
 
 
 def bytes_of_tensors() -> int:

@@ -15,13 +15,12 @@ from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
-from halfstep_torch.engine.plan import Plan, stream_keys
+from halfstep_torch.engine.plan import KeysAhead, Plan
 from halfstep_torch.engine.row_plan import StageRows
 from halfstep_torch.engine.rows import alias
 from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import flat
 from halfstep_torch.leaves import check_count, check_grad
-from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
@@ -247,18 +246,27 @@ def _has(batch: Batch, link: Any) -> bool:
     return any(batch.group.links[j] is link for j in batch.plan.rule_indices)
 
 
-def attach_keys(batches: Iterable[Batch]) -> None:
-    """Give batches the keys of their random words, those of equal streams derived at once."""
+Sharing = list[tuple[KeysAhead, list[Batch], list[Slot]]]
+"""Batches whose random words are of the same streams, with all their slots, and what makes their keys."""
+
+
+def sharing_streams(batches: Iterable[Batch]) -> Sharing:
+    """Return batches by the streams of their words."""
     by_streams: dict[tuple, list[Batch]] = {}
     for batch in batches:
         by_streams.setdefault(batch.plan.streams, []).append(batch)
-    for streams, sharing in by_streams.items():
-        slots = [slot for batch in sharing for slot in batch.slots]
-        keys = stream_keys(streams, [slot.step for slot in slots], [slot.name for slot in slots])
-        start = 0
-        for batch in sharing:
+    slots = [[slot for batch in sharing for slot in batch.slots] for sharing in by_streams.values()]
+    keys = [KeysAhead(streams, [x.name for x in of]) for streams, of in zip(by_streams, slots, strict=True)]
+    return list(zip(keys, by_streams.values(), slots, strict=True))
+
+
+def attach_keys(sharing: Sharing) -> None:
+    """Give batches the keys of their random words."""
+    for keys, batches, slots in sharing:
+        columns, start = keys.at([slot.step for slot in slots]), 0
+        for batch in batches:
             stop = start + len(batch.slots)
-            batch.host_keys, start = np.ascontiguousarray(as_int32(keys[start:stop]).T), stop
+            batch.host_keys, start = columns[:, start:stop], stop
 
 
 def send(batches: Iterable[Batch]) -> None:
