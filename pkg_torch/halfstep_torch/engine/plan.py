@@ -229,15 +229,15 @@ class KeysAhead:
 
     def __init__(self, streams: Sequence[Stream], names: Sequence[str]) -> None:
         self._streams, self._names = streams, names
-        self._first, self._made = 0, []
+        self._first_and_made: tuple[int, list[np.ndarray]] = 0, []
 
     def at(self, steps: Sequence[int]) -> np.ndarray:
         """Return the columns of `stream_keys` as int32 rows; from call to call, counts grow by the same."""
-        ahead = steps[0] - self._first
-        if not 0 <= ahead < len(self._made):
-            count = max(_KEYS // len(steps), 1) if self._made else 1
-            self._first, ahead = steps[0], 0
+        first, made = self._first_and_made
+        if not first <= steps[0] < first + len(made):
+            count = max(_KEYS // len(steps), 1) if made else 1
             coming = [step + i for i in range(count) for step in steps]
             keys = as_int32(stream_keys(self._streams, coming, [*self._names] * count))
-            self._made = [np.ascontiguousarray(x.T) for x in np.split(keys, count)]
-        return self._made[ahead]
+            first, made = steps[0], [np.ascontiguousarray(x.T) for x in np.split(keys, count)]
+            self._first_and_made = first, made  # both or none: the handler of a signal may raise
+        return made[steps[0] - first]
