@@ -4,11 +4,10 @@ import importlib
 
 import pytest
 
-two = importlib.import_module("two_frameworks")
-
 
 @pytest.mark.slow
 def test_no_bit_differs_and_one_that_does_is_counted(monkeypatch):
+    two = importlib.import_module("two_frameworks")
     record = two.recorded_gradients(3)
     count, total = two.differing_bits("sixteen_bit", record)
     assert (count, total) == (0, 16 * (64 * 128 + 128 + 128 * 10 + 10))

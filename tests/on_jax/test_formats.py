@@ -271,7 +271,7 @@ def test_op_by_op_compiled_and_over_devices_give_the_same_bits(mu, nu):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-@pytest.mark.parametrize("b", [0.9, 0.99, 0.999])
+@pytest.mark.parametrize("b", [0.9, pytest.param(0.99, marks=pytest.mark.slow), 0.999])
 def test_nearest_averages_of_one_stop_where_theory_says(dtype, b):
     """An EMA of g = 1 under nearest rounding: 1 - b meets half a gap; the codes' scale adds range alone."""
     stops = {

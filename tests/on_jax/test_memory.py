@@ -5,6 +5,7 @@ XLA says before a run what a compiled step will allocate, so these tests measure
 
 import contextlib
 import functools
+import itertools
 import re
 
 import jax
@@ -30,8 +31,13 @@ def compile_step(tx, param_dtype, gradient_dtype=None, leaves=1):
     )
 
 
-@pytest.mark.parametrize("param_dtype", PLAIN_STATES)
-@pytest.mark.parametrize("state_dtype", PLAIN_STATES)
+@pytest.mark.parametrize(
+    ("param_dtype", "state_dtype"),
+    [
+        pytest.param(p, s, marks=[] if p == s else pytest.mark.slow)
+        for p, s in itertools.product(PLAIN_STATES, PLAIN_STATES)
+    ],
+)
 @pytest.mark.parametrize("param_storage", ["stochastic", pytest.param("nearest", marks=pytest.mark.slow)])
 def test_a_donated_step_needs_no_temporary_memory(param_dtype, state_dtype, param_storage):
     nu = "bfloat16" if state_dtype == "float16" else state_dtype  # plain float16 is refused
