@@ -17,6 +17,7 @@ from halfstep_torch.names import with_names_found
 from halfstep_torch.numbers.random_words import leaf_keys
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.optimizer_state.form import check_form
 from halfstep_torch.optimizer_state.group_entries import (
     check_names,
     count_nameless,
@@ -281,14 +282,21 @@ class RoundedWeights(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, bit for bit; weights are the model's."""
+        check_form("load_state_dict", state_dict, "Pass what state_dict() of round_weights' result returned.")
         groups, state = state_dict["param_groups"], state_dict["state"]
+        stepped = [kept for kept in state.values() if kept]
+        if not all(_SEED in group for group in groups) or not all(_COUNT in kept for kept in stepped):
+            raise ValueError(
+                f"load_state_dict: {_SEED!r} of a group or {_COUNT!r} of a parameter is not there: the state "
+                "dict is of the optimizer alone. Pass what state_dict() of round_weights' result returned."
+            )
         inner = [{key: x for key, x in group.items() if key not in _OURS[1:]} for group in groups]
         rest = {i: {key: x for key, x in kept.items() if key != _COUNT} for i, kept in state.items()}
         self._optimizer.load_state_dict({"state": rest, "param_groups": inner})
         ids = [i for group in groups for i in group["params"]]
         self.state.clear()
         for i, (_, param, copy) in zip(ids, self._members, strict=True):
-            if i in state:
+            if state.get(i):
                 self.state[param] = {
                     **self._optimizer.state[copy],
                     _COUNT: state[i][_COUNT].to("cpu", copy=True),

@@ -139,7 +139,7 @@ class Optimizer(torch.optim.Optimizer):
     """So many steps began, and no parameter has had a gradient yet."""
 
     _half_loaded = False
-    """Whether groups and state are of two runs: `load_state_dict` began to change them and did not end."""
+    """Whether weights, groups and state are of two runs: a load began to change them and did not end."""
 
     def __init__(
         self,
@@ -286,11 +286,11 @@ class Optimizer(torch.optim.Optimizer):
         self.check_loaded()
 
     def check_loaded(self) -> None:
-        """Raise RuntimeError if the last `load_state_dict` failed while it copied."""
+        """Raise RuntimeError if the last load failed while it copied."""
         if self._half_loaded:
             raise RuntimeError(
-                f"{self._name}: the last load_state_dict failed while it copied, so groups and state are of "
-                "two runs. Free memory and load the state dict again, or build a new optimizer."
+                f"{self._name}: the last load failed while it copied, so weights, groups and state are of "
+                "two runs. Free memory and load again, or build a new optimizer."
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -34,8 +34,13 @@ def with_headers(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     return state_dict
 
 
-def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
-    """Restore from a state dict, as `Optimizer.load_state_dict` says."""
+def load(
+    optimizer: Any, state_dict: Mapping[str, Any], set_rest: Callable[[], object] = lambda: None
+) -> None:
+    """Restore from a state dict, as `Optimizer.load_state_dict` says.
+
+    `set_rest` sets what else is of that run, such as weights: without it the load has failed while it copied.
+    """
     state_dict = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
     for hook in _hooks(optimizer, "_optimizer_load_state_dict_pre_hooks"):
         replaced = hook(optimizer, state_dict)
@@ -77,6 +82,7 @@ def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
     optimizer._launches.clear()
     optimizer._alone.clear()
     load_states(optimizer.state, states, lambda param, state: at_home(optimizer, param, plans[param], state))
+    set_rest()
     optimizer._half_loaded = False
     for hook in _hooks(optimizer, "_optimizer_load_state_dict_post_hooks"):
         hook(optimizer)

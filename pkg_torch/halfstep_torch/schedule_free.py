@@ -19,7 +19,7 @@ from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.state_dict import read_groups
 from halfstep_torch.rules.named import of_arguments
-from halfstep_torch.saved_state import headers_of
+from halfstep_torch.saved_state import headers_of, load
 from halfstep_torch.storage.state_dtypes import DType
 
 _TRAINED = "trained"
@@ -134,8 +134,7 @@ class AdamWScheduleFree(Optimizer):
 
         Interrupted, it puts the trained weights back; if that is interrupted too, `train()` does.
         """
-        if self._trained is not None:
-            return
+        self.train()  # which may have been interrupted
         averaged = schedule_free_eval_params(self)
         values = averaged.values() if isinstance(averaged, dict) else averaged
         params = [param for _, _, param in self._named()]
@@ -182,8 +181,7 @@ class AdamWScheduleFree(Optimizer):
                 for i, name, param in self._named()
             ]
             trained = [weights.to(param, copy=True) for weights, param in named]
-        super().load_state_dict(rest)
-        self._trained = trained
+        load(self, rest, lambda: setattr(self, "_trained", trained))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_trained": self._trained}

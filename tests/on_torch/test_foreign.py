@@ -181,3 +181,17 @@ def test_what_cannot_be_wrapped_is_refused():
     whole = hs.round_weights(LooksAtAll(model.parameters(), lr=1e-3), piece_size=None)
     train(model, whole, 1)
     assert whole.param_groups[0]["d"] > 0
+
+
+def test_a_state_dict_of_the_optimizer_alone_is_refused_and_nothing_changes():
+    model, plain = net(), net(torch.float32)
+    optimizer, theirs = torch.optim.AdamW(model.parameters()), torch.optim.AdamW(plain.parameters())
+    rounded = hs.round_weights(optimizer)
+    train(model, rounded, 2)
+    train(plain, theirs, 1)
+    for wrong, message in ((theirs.state_dict(), "'round_seed' of a group"), ({}, "not a state dict")):
+        with pytest.raises(
+            (TypeError, ValueError), match=f"load_state_dict: .*{message}.*Pass what state_dict"
+        ):
+            rounded.load_state_dict(wrong)
+        assert {int(rounded.state[p]["round_step"]) for p in model.parameters()} == {2}

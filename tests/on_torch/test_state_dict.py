@@ -4,6 +4,7 @@ import copy
 import unittest.mock
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -402,7 +403,7 @@ def test_a_load_that_fails_while_it_copies_stops_the_run_until_one_succeeds():
     ):
         optimizer.load_state_dict(saved)
     for use in (optimizer.step, optimizer.state_dict, copy.deepcopy(optimizer).step):
-        with pytest.raises(RuntimeError, match="AdamW: the last load_state_dict failed while it copied"):
+        with pytest.raises(RuntimeError, match="AdamW: the last load failed while it copied"):
             use()
     with pytest.raises(TypeError, match="state dict"):
         optimizer.load_state_dict("no state")
@@ -411,3 +412,63 @@ def test_a_load_that_fails_while_it_copies_stops_the_run_until_one_succeeds():
     optimizer.load_state_dict(saved)
     optimizer.step()
     assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+
+
+@pytest.mark.parametrize("fails", ["state", "weights"])
+def test_a_file_that_is_half_loaded_stops_the_run_until_it_is_loaded_again(fails, tmp_path):
+    model = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+    params = [*model.named_parameters()]
+    optimizer = hs.AdamW(params)
+    run(params, optimizer, range(2))
+    hs.save_state(tmp_path / "run", model, optimizer)
+    saved = [p.detach().clone() for p in model.parameters()]
+    run(params, optimizer, range(2, 5))
+    name, copied = ("to" if fails == "state" else "copy_"), []
+    whole = getattr(torch.Tensor, name)
+
+    def until_memory_ends(x, *args, **options):
+        copied.append(x)
+        if len(copied) == 2:
+            raise RuntimeError("not enough memory")
+        return whole(x, *args, **options)
+
+    with (
+        unittest.mock.patch.object(torch.Tensor, name, until_memory_ends),
+        pytest.raises(RuntimeError, match="not enough memory"),
+    ):
+        hs.load_state(tmp_path / "run", model, optimizer)
+    with pytest.raises(RuntimeError, match="AdamW: the last load failed while it copied"):
+        optimizer.step()
+    hs.load_state(tmp_path / "run", model, optimizer)
+    assert all(map(torch.equal, model.parameters(), saved))
+    optimizer.step()
+    assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+
+
+def test_a_hook_that_raises_after_loading_finds_all_of_it_loaded(tmp_path):
+    """Weights of a file, and those that `train()` puts back."""
+    model = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+    optimizer = hs.AdamWScheduleFree(model.named_parameters(), lr=0.1)
+    run([*model.named_parameters()], optimizer, range(2))
+    hs.save_state(tmp_path / "run", model, optimizer)
+    trained = [p.detach().clone() for p in model.parameters()]
+    optimizer.eval()
+    averaged = copy.deepcopy(optimizer.state_dict())
+
+    def refuse(_):
+        raise ValueError("mine")
+
+    for from_file in (True, False):
+        torch.nn.init.zeros_(model.weight)
+        other = hs.AdamWScheduleFree(model.named_parameters(), lr=0.1)
+        other.register_load_state_dict_post_hook(refuse)
+        with pytest.raises(ValueError, match="mine"):
+            hs.load_state(tmp_path / "run", model, other) if from_file else other.load_state_dict(averaged)
+        other.train()
+        assert all(map(torch.equal, model.parameters(), trained))
+
+
+def test_numbers_of_numpy_are_plain_in_a_state_dict():
+    optimizer = hs.AdamW(parameters(), lr=np.float64(1e-3), betas=np.array([0.9, 0.95]))
+    (group,) = through_a_file(optimizer.state_dict())["param_groups"]
+    assert [type(x) for x in (group["lr"], *group["betas"])] == [float] * 3

@@ -235,6 +235,31 @@ def test_an_interrupted_change_of_weights_loses_none(interrupted, after):
     assert all(map(torch.equal, model.parameters(), trained))
 
 
+def test_after_an_interrupted_train_eval_shows_averages_alone():
+    model = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+    optimizer = halfstep_torch.AdamWScheduleFree(model.named_parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step(zero_grad=True)
+    optimizer.eval()
+    averaged = [p.detach().clone() for p in model.parameters()]
+    copy_ = torch.Tensor.copy_
+
+    def copy_to_matrices(x, *args):
+        if x.dim() < 2:
+            raise Interrupt
+        return copy_(x, *args)
+
+    with (
+        unittest.mock.patch.object(torch.Tensor, "copy_", copy_to_matrices),
+        pytest.raises(Interrupt),
+    ):
+        optimizer.train()
+    assert not torch.equal(model.weight, averaged[0])
+    optimizer.eval()
+    assert all(map(torch.equal, model.parameters(), averaged))
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

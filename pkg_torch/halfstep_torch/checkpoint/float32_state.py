@@ -16,6 +16,7 @@ from halfstep_torch.distributed.collectives import gather_whole
 from halfstep_torch.distributed.placement import placed_copy
 from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.engine.plan import Plan, stream_keys
+from halfstep_torch.engine.signals import SignalsWait
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer import Optimizer, check_optimizer
@@ -139,10 +140,11 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
             name, param, plan = next(plans)
             saved = in_torch_form(state_dict["state"].get(saved_id) or {}, list(_moment_keys(plan)))
             _check_saved(caller, name, param, plan, saved)
-            states[param] = plan, _encoded(optimizer, name, param, plan, saved) if saved else {}
-    replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
-    for param, (plan, state) in states.items():
-        optimizer.state[param] = at_home(optimizer, param, plan, state)
+            state = _encoded(optimizer, name, param, plan, saved) if saved else {}
+            states[param] = at_home(optimizer, param, plan, state)
+    with SignalsWait():
+        replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
+        optimizer.state.update(states)
 
 
 def _words(name: str, param: Tensor, plan: Plan, step: int) -> list[list]:

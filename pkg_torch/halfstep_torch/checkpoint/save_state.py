@@ -22,6 +22,7 @@ from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.form import HEADER
+from halfstep_torch.saved_state import load, with_headers
 from halfstep_torch.sharded.slots import new_state
 
 
@@ -99,7 +100,7 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
 
     Steps and seeds come from the file. Numbers such as betas come from the optimizer, and must agree with the
     file; learning rates and weight decay need not. All is checked before anything is set. If setting it fails
-    (no memory left, an interrupt, a hook of yours that raises), load again.
+    (no memory left, an interrupt), the optimizer refuses to step until a load succeeds.
 
     Args:
         path: of the file.
@@ -136,9 +137,13 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
             )
     for leaf, param in weights.items():
         _check_writable(caller, leaf, local_part(param))
-    optimizer.load_state_dict(_state_dict(optimizer, states, _seeds(caller, stepped, recipes, saved)))
-    for leaf, param in weights.items():
-        local_part(param).copy_(read[leaf][window_of(param).box])
+
+    def set_weights() -> None:
+        for leaf, param in weights.items():
+            local_part(param).copy_(read[leaf][window_of(param).box])
+
+    state_dict = _state_dict(optimizer, states, _seeds(caller, stepped, recipes, saved))
+    load(optimizer, state_dict, set_weights)
 
 
 def _parameters(
@@ -215,7 +220,7 @@ def _state_dict(
     optimizer: Optimizer, states: Mapping[Tensor, dict[str, Any]], seeds: Mapping[tuple[int, int], list[int]]
 ) -> dict[str, Any]:
     """Return the optimizer's state dict with other state and seeds."""
-    state_dict = optimizer.state_dict()
+    state_dict = with_headers(optimizer, torch.optim.Optimizer.state_dict(optimizer))
     params = [param for group in optimizer.param_groups for param in group["params"]]
     ids = [i for group in state_dict["param_groups"] for i in group["params"]]
     state_dict["state"] = {i: states[param] for i, param in zip(ids, params, strict=True)}

@@ -199,8 +199,11 @@ def plain_value(value: Any) -> Any:
         return str(value).removeprefix("torch.")
     if isinstance(value, np.ndarray):
         return tuple(value.tolist())
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, tuple, list)):
-        return tuple(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        plain = tuple(map(plain_value, value))
+        return list(plain) if isinstance(value, list) else plain
     return value
 
 
