@@ -26,7 +26,6 @@ from halfstep_torch.engine.batches import (
 )
 from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
 from halfstep_torch.engine.groups import ReadGroup
-from halfstep_torch.engine.row_plan import make_rows
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import count
 from halfstep_torch.leaves import has_memory
@@ -84,8 +83,9 @@ class Launch:
         has_schedules: whether the lr of a group is a function of the step.
     """
 
-    def __init__(self, optimizer: Any, named: Parameters) -> None:
-        """Check and sort parameters."""
+    def __init__(self, optimizer: Any, named: Parameters, before: "Launch | None" = None) -> None:
+        """Check and sort parameters; rows of the launch `before` are taken over where nothing is another."""
+        self._before = {batch.signature: batch.rows for batch in before.batches} if before else {}
         self._listed, self._key, self._numbers = [param for _, _, param in named], None, {}
         on_host = optimizer._arenas is not None
         how = streamed_slots_of if on_host else slots_of
@@ -169,7 +169,8 @@ class Launch:
                 make, at_hand = functools.partial(compile_batch, batch), functools.partial(is_at_hand, batch)
                 optimizer._compile.prepare(optimizer._name, batch.device, elements, make, at_hand)
         for batch in self._gathered if self._key else self.batches:
-            batch.rows = make_rows(batch.slots, batch.grad_dtype, bool(batch.kernels))
+            batch.with_rows(self._before)
+        self._before = {}
         attach_keys(self._sharing)
         send(self.batches)
 

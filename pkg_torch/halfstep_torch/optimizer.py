@@ -352,10 +352,7 @@ class Optimizer(torch.optim.Optimizer):
         with Attempt() as attempt:
             if launch is None or not launch.renew(self, scale_of(self)):
                 named = list(self._named()) if parameters is None else parameters
-                launch = (
-                    self._launches.pop(at, None) and None
-                )  # its memory goes before new memory is asked for
-                launch = self._launches[at] = Launch(self, named)
+                launch = self._launches[at] = Launch(self, named, self._launches.get(at))
                 if not (launch.batches or launch.on_meta or self.state):
                     warn_of_nothing(self, named)
         agreement.agree_on(attempt.error, launch)

@@ -10,10 +10,11 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
-from halfstep_torch import launch
-from halfstep_torch.engine import compile_choice, compiled_stage, groups, inductor
+from halfstep_torch.engine import batches, compile_choice, compiled_stage, groups, inductor
 from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, graphs, model, shapes, take_steps
 from on_torch.steps import GRID, assert_same_snapshots, snapshot
+
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 def test_two_hundred_parameters_of_thirty_shapes_are_one_graph(fresh):
@@ -153,7 +154,7 @@ def test_rows_of_one_parameter_have_the_bits_of_rows_of_many(fresh, monkeypatch)
 
 def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
     made = []
-    for where, name in ((groups, "make_plan"), (launch, "make_rows")):
+    for where, name in ((groups, "make_plan"), (batches, "make_rows")):
         make = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *args, make=make, name=name: made.append(name) or make(*args))
     params = model(8)
@@ -172,6 +173,23 @@ def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
     assert collections.Counter(made) == {"make_plan": 15, "make_rows": 3}
     alike = hs.AdamW([(f"{i}", torch.nn.Parameter(torch.ones(3))) for i in range(9)])
     assert len({id(plan) for _, _, plan in alike.plans()}) == 1
+
+
+def test_rows_of_parameters_that_are_stepped_as_before_stay(monkeypatch):
+    """As a mixture of experts needs it, whose skipped experts have no gradient."""
+    made, make = [], batches.make_rows
+    monkeypatch.setattr(
+        batches, "make_rows", lambda slots, *args: made.append(len(slots)) or make(slots, *args)
+    )
+    params = [(f"w{i}", torch.nn.Parameter(torch.ones(9, dtype=dtype))) for i in range(3) for dtype in DTYPES]
+    params = [(f"{name}.{param.dtype}", param) for name, param in params]
+    optimizer = hs.AdamW(params, compile=False)
+    for skipped in (None, None, 1, 1):
+        give_gradients(params, 0)
+        if skipped:
+            params[skipped][1].grad = None
+        optimizer.step()
+    assert made == [3, 3, 2]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import KeysAhead, Plan
-from halfstep_torch.engine.row_plan import StageRows
+from halfstep_torch.engine.row_plan import StageRows, make_rows
 from halfstep_torch.engine.rows import alias
 from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import flat
@@ -49,6 +49,7 @@ class Batch:
         kernels: of each stage the compiled functions, for rows of one parameter by True, of many by False;
             none where it runs eagerly, and none of any stage where all do.
         rows: of the slots that go through all stages together: their places, and the rows of each stage.
+        signature: of rows, plans and memory: those of a launch before that have the same are taken over.
     """
 
     group: ReadGroup
@@ -62,6 +63,7 @@ class Batch:
     host_keys: Any = None
     kernels: Sequence[Mapping[bool, Callable[..., None]]] = ()
     rows: StageRows = dataclasses.field(default_factory=list)
+    signature: tuple = ()
 
     @functools.cached_property
     def measuring(self) -> list[int]:
@@ -88,6 +90,13 @@ class Batch:
     def _are_shards(self) -> bool:
         return any(map(is_sharded, self.owners))
 
+    def with_rows(self, before: Mapping[tuple, StageRows]) -> None:
+        """Have rows: those of a launch before, by their signature, or new ones."""
+        compiled = bool(self.kernels)
+        kind = id(self.plan.shared), self.device, self.grad_dtype, compiled
+        self.signature = (*kind, *map(_memory_of, self.slots))
+        self.rows = before.get(self.signature) or make_rows(self.slots, self.grad_dtype, compiled)
+
     def gradients(self, places: Iterable[int]) -> dict[int, Tensor]:
         """Return the gradients of some slots, by their places."""
         if not self._have_all:
@@ -102,6 +111,12 @@ class Batch:
         """Return of each count the numbers of the rules of the k-th stage, by name."""
         rules = self.plan.bounds[k]
         return {step: of_rules[rules.start : rules.stop] for step, of_rules in self.numbers.items()}
+
+
+def _memory_of(slot: Slot) -> tuple:
+    """Return what rows of a slot depend on, besides its plan: where it is in memory, and how."""
+    param, arrays = slot.param, [array.data_ptr() for array in slot.state.values()]
+    return param.data_ptr(), param.stride(), slot.window, slot.grad.is_contiguous(), *arrays
 
 
 def make_batches(
