@@ -352,7 +352,7 @@ class Optimizer(torch.optim.Optimizer):
         with Attempt() as attempt:
             if launch is None or not launch.renew(self, scale_of(self)):
                 named = list(self._named()) if parameters is None else parameters
-                launch = self._launches[at] = Launch(self, named, self._launches.get(at))
+                launch = self._launches[at] = Launch(self, named, self._launches.pop(at, None))
                 if not (launch.batches or launch.on_meta or self.state):
                     warn_of_nothing(self, named)
         agreement.agree_on(attempt.error, launch)
