@@ -165,7 +165,15 @@ def test_what_needs_all_gradients_is_refused():
     handle.remove()
 
 
-@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, hs.clip_grad_norm_])
+def clip_by_a_norm(params, max_norm):
+    """Clip as torchtitan does."""
+    params = list(params)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+    torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
+    return norm
+
+
+@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, hs.clip_grad_norm_, clip_by_a_norm])
 def test_clipping_of_freed_gradients_is_refused_at_its_first_call(clip):
     model, other = model_of(), model_of()
     handle = hs.release_gradients(hs.AdamW(model.named_parameters()))

@@ -53,7 +53,7 @@ def processes_that_disagree_are_all_told_of_it(rank: int) -> None:
     mesh, ones = init_device_mesh("cpu", (count,)), torch.ones(8, 8, dtype=torch.bfloat16)
     cases = {
         "seeds": {"seed": rank},
-        "numbers of the param groups": {"lr": 1e-3 * (1 + rank)},
+        "numbers of the param groups": {"lr": 1e-3 * (1 + rank), "weight_decay": 0.1 * rank},
         "formats of the state": {"nu_dtype": ["bfloat16", "float32"][rank % 2]},
         "parameters with gradients": {},
     }
@@ -63,8 +63,11 @@ def processes_that_disagree_are_all_told_of_it(rank: int) -> None:
         params["a"].grad = shard(ones, mesh, [Shard(0)])
         if what != "parameters with gradients" or rank:
             params["b"].grad = shard(ones, mesh, [Shard(0)])
-        with pytest.raises(RuntimeError, match=f"they differ in the {what}. Process {rank} has"):
+        with pytest.raises(RuntimeError, match=f"they differ in the {what}. Process {rank} has") as raised:
             optimizer.step()
+        if what == "numbers of the param groups":
+            numbers = f'{{"lr of group 0": "{1e-3 * (1 + rank)}", "weight_decay of group 0": "{0.1 * rank}"}}'
+            assert f" has {numbers}. Give all" in str(raised.value)
         assert all((p.to_local() == 1).all() for p in params.values())
 
 

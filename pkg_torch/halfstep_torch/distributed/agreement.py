@@ -56,12 +56,23 @@ def _problem(mesh: Any, error: BaseException | None, notes: Mapping[str, Any]) -
         )
     for (what, value), high, low in zip(notes.items(), largest, largest[len(digests) :], strict=False):
         if high != -low:
+            value = _differing(mesh, value) if isinstance(value, dict) else value
             return (
                 f"the processes of the mesh of shape {tuple(mesh.shape)} would drift apart: they differ in "
                 f"the {what}. Process {torch.distributed.get_rank()} has {_shortened(value)}. "
                 "Give all of them the same, and load the same state."
             )
     return ""
+
+
+def _differing(mesh: Any, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the entries that are not the same in all processes of a mesh; all, where their number is not."""
+    if len(set(map(abs, _largest(mesh, [len(entries), -len(entries)])))) > 1:
+        return entries
+    digests = [_digest(entry) for entry in entries.items()]
+    largest = _largest(mesh, [*digests, *(-digest for digest in digests)])
+    pairs = zip(entries.items(), largest, largest[len(digests) :], strict=False)
+    return {key: value for (key, value), high, low in pairs if high != -low} or entries
 
 
 def _largest(mesh: Any, numbers: Sequence[int]) -> list[int]:

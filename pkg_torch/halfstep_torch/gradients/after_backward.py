@@ -13,7 +13,9 @@ from halfstep_torch.gradients.hooks import owner_of
 
 _FUNCTION = "release_gradients"
 _CLIPPING = "_clip_grads_with_norm_"
-"""What every clipping by a norm ends in, under whatever name it was imported."""
+"""What `clip_grad_norm_` ends in, under whatever name that was imported."""
+_BY_A_NORM = "clip_grads_with_norm_"
+"""Its public name in `torch.nn.utils`, for clipping by a norm that the caller has."""
 
 
 def refuse_freed(caller: str, params: list[Tensor]) -> None:
@@ -34,7 +36,8 @@ def watch_clipping() -> None:
     """
     of_torch = getattr(clip_grad, _CLIPPING, None)
     if of_torch is not None:
-        setattr(clip_grad, _CLIPPING, _watched(of_torch))
+        for module, name in ((clip_grad, _CLIPPING), (torch.nn.utils, _BY_A_NORM)):
+            setattr(module, name, _watched(of_torch))
 
 
 def _watched(of_torch: Callable[..., None]) -> Callable[..., None]:

@@ -71,7 +71,11 @@ def _notes(mesh: Any, batches: Sequence[Batch]) -> dict[str, Any]:
         "steps": sorted({slot.step for _, slot in pairs}),
         "placements": sorted({str(sharding(slot.owner)) for _, slot in pairs}),
         "formats of the state": sorted({_formats(slot) for _, slot in pairs}),
-        "numbers of the param groups": [_numbers(group.entries) for group in groups.values()],
+        "numbers of the param groups": {
+            f"{key} of group {group.index}": x
+            for group in groups.values()
+            for key, x in _numbers(group.entries).items()
+        },
     }
 
 
