@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.rules.fed_back import check_rate
 from halfstep.rules.trust_ratio import without_feedback
 from halfstep.storage.moment_formats import INT8, Rounding
 
@@ -88,8 +89,10 @@ def in_codes(caller: str, arguments: Mapping[str, Any]) -> AdamWInCodes:
     """Return the rule of an alias of AdamW, from the arguments of the alias.
 
     Raises:
-        ValueError: for a mask of the decay, a cautious decay, or Nesterov's momentum, which the rule has not.
+        ValueError: for a mask of the decay, a cautious decay, or Nesterov's momentum, which the rule has not;
+            for a b1 of 0.
     """
+    check_rate(caller, "int8", "b1", arguments["b1"])
     for name in ("mask", "nesterov", "cautious"):
         if arguments.get(name):
             raise ValueError(

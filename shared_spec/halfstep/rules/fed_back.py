@@ -33,15 +33,19 @@ def check_fed_back(caller: str, arguments: Mapping[str, Any], rate: str, roundin
         ValueError: for a rate of 0, which keeps nothing; for the rounding "feedback", whose update needs the
             stored moment, which is known only after the weights.
     """
-    value = arguments.get(rate)
-    if value is None or (isinstance(value, (int, float)) and value == 0):
-        raise ValueError(
-            f'{caller}: param_storage="feedback" puts what rounding leaves out of weights into the first '
-            f'moment, and {rate}={value} keeps nothing of it. Use a {rate} above 0, or "stochastic".'
-        )
+    check_rate(caller, "feedback", rate, arguments.get(rate))
     if arguments[rounding] == "feedback":
         raise ValueError(
             f'{caller}: {rounding}="feedback" makes the update of what is stored, and '
             'param_storage="feedback" steps before it stores. '
             f'Leave {rounding} out, as recipe="eight_bit" by its name does, or use "stochastic".'
+        )
+
+
+def check_rate(caller: str, storage: str, rate: str, value: Any) -> None:
+    """Raise ValueError for a first moment that keeps nothing: errors are divided by its rate."""
+    if value is None or (isinstance(value, (int, float)) and value == 0):
+        raise ValueError(
+            f'{caller}: param_storage="{storage}" puts what rounding leaves out of weights into the first '
+            f'moment, and {rate}={value} keeps nothing of it. Use a {rate} above 0, or "stochastic".'
         )
