@@ -152,6 +152,12 @@ class Launch:
         """Pairs: the index of a group, the count of parameters of it after their step."""
         return [(batch.group.index, max(batch.numbers)) for batch in self.batches]
 
+    @property
+    def moves(self) -> bool:
+        """Whether a gradient is not 0."""
+        slots = (slot for batch in (*self.batches, *self.on_meta) for slot in batch.slots)
+        return any(not has_memory(slot.param) or bool(slot.grad.any()) for slot in slots)
+
     def bring(self) -> Mapping[tuple[int, int], Any]:
         """Bring gradients to where weights are stepped; return what links measure of all of them."""
         for action in self._actions:

@@ -1,7 +1,5 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
-import collections
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,59 +8,29 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from halfstep.recipes import settings
 from halfstep.rule import Rule
 from halfstep.rules.named import Named
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.distributed.agreement import Attempt
-from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.group_checks import check_choices, check_new_group, check_written
+from halfstep_torch.engine.group_checks import check_choices, choices_of, read_group, settle_new_group
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of, shown_rates
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.signals import SignalsWait
+from halfstep_torch.engine.signals import SignalsWait, call_untraced, undisturbed
 from halfstep_torch.engine.step_warnings import look_around, warn_of_nothing
 from halfstep_torch.launch import Launch, Parameters
-from halfstep_torch.leaves import check_params, has_memory
+from halfstep_torch.leaves import check_params
 from halfstep_torch.link import Link
 from halfstep_torch.names import with_names_found
-from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
-from halfstep_torch.optimizer_state.form import HEADER
-from halfstep_torch.optimizer_state.group_entries import (
-    NamedMembers,
-    check_maximize,
-    check_named,
-    count_nameless,
-    nameless_seeds,
-    parameter_names,
-    with_names,
-)
-from halfstep_torch.optimizer_state.state_dict import make_header
-from halfstep_torch.saved_state import load, with_headers
+from halfstep_torch.optimizer_state.byte_form import pickled, unpickled
+from halfstep_torch.optimizer_state.group_entries import NamedMembers, parameter_names
+from halfstep_torch.saved_state import load, may_make_state, with_headers
 from halfstep_torch.sharded.agreement import Agreement
 from halfstep_torch.sharded.exchange import meshes_of
+from halfstep_torch.streamed_state import is_kept_on_host
 
-
-def _undisturbed(step: Callable[..., None]) -> Callable[..., None]:
-    """Let a step have its own dtypes, which a block of `torch.autocast` would cast, and its state to itself.
-
-    Threads that share an optimizer take their steps one after the other.
-    """
-
-    @functools.wraps(step)
-    def run(self: Any, *args: Any, **options: Any) -> None:
-        with self._lock:
-            enabled = [*filter(torch.is_autocast_enabled, ("cpu", "cuda", "xpu", "mps"))]
-            if not enabled:
-                step(self, *args, **options)
-                return
-            with contextlib.ExitStack() as blocks:
-                for device_type in enabled:
-                    blocks.enter_context(torch.autocast(device_type, enabled=False))
-                step(self, *args, **options)
-
-    return run
+_PICKLED = ("_tx", "_compile", "_schedule", "_choices", "_state_on_host", "_half_loaded", "nameless_before")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -164,12 +132,7 @@ class Optimizer(torch.optim.Optimizer):
         self._given_names = parameter_names(self._name, names) or None
         params = with_names_found(self._name, params) if names is None else params
         self._choices: list[GroupChoices] = []
-        if state_device is not None and str(state_device) != "cpu":
-            raise ValueError(
-                f"{self._name}: state_device={state_device!r} is no place for state. "
-                'Use "cpu", or None for the device of each weight.'
-            )
-        self._state_on_host = state_device is not None
+        self._state_on_host = is_kept_on_host(self._name, state_device)
         self._remember_no_step()
         entries = {**self._tx.others, **self._tx.make(**self._tx.options).entries}
         entries |= {**self._tx.options, "maximize": maximize}
@@ -220,18 +183,7 @@ class Optimizer(torch.optim.Optimizer):
                 )
             with torch.enable_grad():
                 loss = closure()
-        grad_mode = torch.is_grad_enabled()
-        try:
-            torch.set_grad_enabled(False)
-            # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host.
-            # A decorator would do, and import Dynamo together with this package.
-            torch.compiler.disable(self._step)()  # pyright: ignore[reportCallIssue]
-        finally:
-            # Twice: the handler of a signal may raise in the first. `torch.no_grad` would leave them off.
-            try:
-                torch.set_grad_enabled(grad_mode)
-            finally:
-                torch.set_grad_enabled(grad_mode)
+        call_untraced(self._step)
         if zero_grad:
             self.zero_grad()
         return loss
@@ -268,18 +220,6 @@ class Optimizer(torch.optim.Optimizer):
     def _step(self) -> None:
         if not is_skipped(self):
             self.step_alone()
-
-    def _may_make_state(self) -> bool:
-        """Whether this may be the step by which torch.distributed.checkpoint makes state.
-
-        It is if all gradients are 0, too. Such a step would change no weight; it is none, and is not counted.
-        """
-        if self.state:
-            return False
-        params = [param for group in self.param_groups for param in group["params"] if param.requires_grad]
-        rates = [group.get("lr") for group in self.param_groups]
-        at_zero = all(rate is not None and float(rate) == 0 for rate in rates)
-        return at_zero and all(param.grad is not None for param in params)
 
     def check_steps(self) -> None:
         """Raise RuntimeError unless a step can go on from the state that is here."""
@@ -330,7 +270,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         load(self, state_dict)
 
-    @_undisturbed
+    @undisturbed
     def step_alone(self, parameters: Parameters | None = None, at: Any = None) -> None:
         """Step some of the parameters, those with a gradient: by the launch of the last step, if it holds.
 
@@ -343,7 +283,7 @@ class Optimizer(torch.optim.Optimizer):
             listed = [param for group in self.param_groups for param in group["params"]]
         else:
             listed = [param for _, _, param in parameters]
-        may_make_state = parameters is None and self._may_make_state()
+        makes_state = parameters is None and may_make_state(self)
         launch = self._launches.get(at)
         if launch is not None and not launch.holds(listed, self):
             launch = None
@@ -357,7 +297,7 @@ class Optimizer(torch.optim.Optimizer):
                     warn_of_nothing(self, named)
         agreement.agree_on(attempt.error, launch)
         assert launch is not None  # else an error was raised
-        if may_make_state and not agreement.any_of(any(map(_moves, [*launch.batches, *launch.on_meta]))):
+        if makes_state and not agreement.any_of(launch.moves):
             return
         try:
             show_rates, measured = [], launch.bring()
@@ -376,34 +316,11 @@ class Optimizer(torch.optim.Optimizer):
             launch.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        fields = {
-            name: getattr(self, name)
-            for name in (
-                "_tx",
-                "_compile",
-                "_schedule",
-                "_choices",
-                "_state_on_host",
-                "_half_loaded",
-                "nameless_before",
-            )
-        }
-        pickled = super().__getstate__()
-        # torch writes 8-bit floats into a pickle, and cannot read them: they go as bytes, with their dtypes.
-        dtypes = {
-            param: {key: x.dtype for key, x in entry.items() if isinstance(x, Tensor)}
-            for param, entry in self.state.items()
-        }
-        states = {param: as_bytes(entry) for param, entry in self.state.items()}
-        fields |= {"state": collections.defaultdict(dict, states), "_state_dtypes": dtypes}
-        return {**pickled, **fields, "_given_names": None}
+        fields = {name: getattr(self, name) for name in _PICKLED}
+        return {**super().__getstate__(), **fields, **pickled(self.state), "_given_names": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        dtypes = state.pop("_state_dtypes", {})
-        super().__setstate__(state)
-        for param, of_arrays in dtypes.items():
-            self.state[param] = from_bytes(self.state[param], of_arrays)
+        super().__setstate__(unpickled(state))
         self.defaults.pop("differentiable", None)  # torch's own optimizers have it; no group of ours does
         self._remember_no_step()
 
@@ -433,73 +350,22 @@ class Optimizer(torch.optim.Optimizer):
         the group shows the number of the last one. Nothing is added if a value is of a wrong type
         (TypeError), out of range, or nothing reads it (ValueError).
         """
-        schedule, rate, options = None, None, dict(self._tx.options)
-        if isinstance(param_group, dict):
-            lr = param_group.get("lr", self._schedule)
-            if callable(lr):
-                schedule, rate = lr, rate_of(self._name, lr, 0)
-                param_group = {**param_group, "lr": rate}
-            if self._given_names is not None and "params" in param_group:
-                params = with_names(self._name, param_group["params"], self._given_names)
-                param_group = {**param_group, "params": params}
-            elif self.param_groups and "param_names" in self.param_groups[0]:
-                [param_group] = with_names_found(self._name, [param_group])
-                check_named(self._name, param_group)
-            param_group = self._without_recipe(param_group)
-            options = {name: param_group.get(name, value) for name, value in options.items()}
-        choices = GroupChoices(self._tx.make(**options), options, schedule, rate)
+        param_group, choices = choices_of(self, param_group)
         super().add_param_group(param_group)
-        choices.first_lr = self.param_groups[-1].get("lr")
-        if "param_names" not in self.param_groups[-1]:
-            choices.chain = self._with_words_of_its_own(choices.chain)
         self._choices.append(choices)
         try:
-            check_new_group(self)
+            settle_new_group(self)
         except BaseException:
             self.param_groups.pop()
             self._choices.pop()
             raise
-        group = self.param_groups[-1]
-        group.update({key: plain_value(group[key]) for key in self.defaults})
-        group[HEADER] = make_header(choices.chain)
-
-    def _with_words_of_its_own(self, chain: Chain) -> Chain:
-        """Return the chain of a group without names with other words than optimizers of its seeds have."""
-        chain_seeds = [link.seed for link in chain.links]
-        if self.nameless_before is None:
-            self.nameless_before = count_nameless(chain_seeds)
-        return chain.with_seeds(nameless_seeds(chain_seeds, self.nameless_before))
-
-    def _without_recipe(self, param_group: dict[str, Any]) -> dict[str, Any]:
-        """Return a group with the entries for which its recipe stands; those that it has itself win."""
-        if "recipe" not in param_group or self.named is None:
-            return param_group
-        rest = {key: value for key, value in param_group.items() if key != "recipe"}
-        recipe = param_group["recipe"]
-        return rest if recipe is None else {**settings(self._name, recipe, self.named.moments), **rest}
 
     def _group(self, index: int, saved: Mapping[str, Any] | None = None) -> ReadGroup:
-        """Return a group as it stands, with the dtypes of a saved group if there is one."""
-        entries, choices = self.param_groups[index], self._choices[index]
-        choices.check_unchanged(self._name, index, entries)
-        check_maximize(self._name, index, entries["maximize"])
-        check_written(self, index)
-        if saved is not None:
-            dtypes = {key: value for key, value in saved.items() if key.endswith("_dtype")}
-            entries = {**entries, **dtypes}
-        return ReadGroup(self._name, index, entries, choices, scale_of(self))
+        return read_group(self, index, saved)
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
-        if len(self.param_groups) != len(self._choices):
-            raise ValueError(
-                f"{self._name}: {len(self._choices)} param groups were added, and there are "
-                f"{len(self.param_groups)}. Use add_param_group; empty a group's params to drop it."
-            )
-        leaves = self._members.leaves(self._name, self.param_groups)
-        for i, (group, names) in enumerate(zip(self.param_groups, leaves, strict=True)):
-            for name, param in zip(names, group["params"], strict=True):
-                yield i, name, param
+        """Return (group index, leaf name, parameter) of all parameters (contract W7)."""
+        return self._members.named(self._name, self.param_groups, len(self._choices))
 
     def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
         """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""
@@ -511,11 +377,6 @@ class Optimizer(torch.optim.Optimizer):
         """Return of every param group the links of its chain, each with the values that it reads there."""
         groups = [self._group(i) for i in range(len(self.param_groups))]
         return [list(zip(group.links, group.values, strict=True)) for group in groups]
-
-
-def _moves(batch: Batch) -> bool:
-    """Whether a gradient of a batch is not 0."""
-    return any(not has_memory(slot.param) or bool(slot.grad.any()) for slot in batch.slots)
 
 
 def check_optimizer(caller: str, optimizer: Any) -> None:

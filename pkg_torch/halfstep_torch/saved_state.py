@@ -119,3 +119,16 @@ def at_home(optimizer: Any, param: Tensor, plan: Plan, state: dict[str, Any]) ->
         return state
     host = torch.device("cpu")
     return {key: x if key == "step" else kept_at(x, host, param.device) for key, x in state.items()}
+
+
+def may_make_state(optimizer: Any) -> bool:
+    """Whether this may be the step by which torch.distributed.checkpoint makes state.
+
+    It is if all gradients are 0, too. Such a step would change no weight; it is none, and is not counted.
+    """
+    if optimizer.state:
+        return False
+    params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    at_zero = all(rate is not None and float(rate) == 0 for rate in rates)
+    return at_zero and all(param.grad is not None for param in params)

@@ -33,6 +33,16 @@ _PIECE = 1 << 24
 _ALIGNED = 64
 
 
+def is_kept_on_host(caller: str, state_device: Any) -> bool:
+    """Whether an optimizer is to keep its state on the host; refuse another place than that."""
+    if state_device is not None and str(state_device) != "cpu":
+        raise ValueError(
+            f"{caller}: state_device={state_device!r} is no place for state. "
+            'Use "cpu", or None for the device of each weight.'
+        )
+    return state_device is not None
+
+
 def is_away(device: torch.device) -> bool:
     """Whether weights on a device have their state elsewhere, where that is kept on the host."""
     return device.type not in ("cpu", "meta")

@@ -1,4 +1,4 @@
-"""What a param group is refused for: when it is added, and when a step reads what was written into it."""
+"""Param groups as they are added and read: what they choose, and what they are refused for."""
 
 import inspect
 from collections.abc import Mapping
@@ -6,22 +6,79 @@ from typing import Any
 
 from halfstep.recipes import settings
 from halfstep_torch.dry_run import try_rule
-from halfstep_torch.engine.groups import ReadGroup, plain_value
+from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
+from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import bind_rules
 from halfstep_torch.leaves import check_memory, check_weight
 from halfstep_torch.link import is_ours
+from halfstep_torch.names import with_names_found
+from halfstep_torch.optimizer_state.form import HEADER
 from halfstep_torch.optimizer_state.group_entries import (
     check_decay,
     check_entries,
+    check_maximize,
+    check_named,
     check_names,
     check_torch_options,
+    count_nameless,
+    nameless_seeds,
+    with_names,
 )
+from halfstep_torch.optimizer_state.state_dict import make_header
 
 _CYCLE = ("base_momentum", "max_momentum")
 """What OneCycleLR and CyclicLR write into groups: the ends between which they take betas[0] or momentum."""
 
 
-def check_new_group(optimizer: Any) -> None:
+def choices_of(optimizer: Any, param_group: Any) -> tuple[Any, GroupChoices]:
+    """Return a group that is to be added, with names and without a recipe, and what it chooses."""
+    caller, schedule, rate, options = optimizer._name, None, None, dict(optimizer._tx.options)
+    if isinstance(param_group, dict):
+        lr = param_group.get("lr", optimizer._schedule)
+        if callable(lr):
+            schedule, rate = lr, rate_of(caller, lr, 0)
+            param_group = {**param_group, "lr": rate}
+        if optimizer._given_names is not None and "params" in param_group:
+            params = with_names(caller, param_group["params"], optimizer._given_names)
+            param_group = {**param_group, "params": params}
+        elif optimizer.param_groups and "param_names" in optimizer.param_groups[0]:
+            [param_group] = with_names_found(caller, [param_group])
+            check_named(caller, param_group)
+        if "recipe" in param_group and optimizer.named is not None:
+            # What the recipe stands for; entries that the group has itself win.
+            recipe = param_group["recipe"]
+            chosen = {} if recipe is None else settings(caller, recipe, optimizer.named.moments)
+            param_group = {**chosen, **{key: x for key, x in param_group.items() if key != "recipe"}}
+        options = {name: param_group.get(name, value) for name, value in options.items()}
+    return param_group, GroupChoices(optimizer._tx.make(**options), options, schedule, rate)
+
+
+def settle_new_group(optimizer: Any) -> None:
+    """Have the group that was added last in its final form; refuse it if steps could not follow it."""
+    group, choices = optimizer.param_groups[-1], optimizer._choices[-1]
+    choices.first_lr = group.get("lr")
+    if "param_names" not in group:  # then it has other words than optimizers of its seeds before
+        chain_seeds = [link.seed for link in choices.chain.links]
+        if optimizer.nameless_before is None:
+            optimizer.nameless_before = count_nameless(chain_seeds)
+        choices.chain = choices.chain.with_seeds(nameless_seeds(chain_seeds, optimizer.nameless_before))
+    _check_new_group(optimizer)
+    group.update({key: plain_value(group[key]) for key in optimizer.defaults})
+    group[HEADER] = make_header(choices.chain)
+
+
+def read_group(optimizer: Any, index: int, saved: Mapping[str, Any] | None = None) -> ReadGroup:
+    """Return a group as it stands, with the dtypes of a saved group if there is one."""
+    caller, entries, choices = optimizer._name, optimizer.param_groups[index], optimizer._choices[index]
+    choices.check_unchanged(caller, index, entries)
+    check_maximize(caller, index, entries["maximize"])
+    check_written(optimizer, index)
+    if saved is not None:
+        entries = {**entries, **{key: value for key, value in saved.items() if key.endswith("_dtype")}}
+    return ReadGroup(caller, index, entries, choices, scale_of(optimizer))
+
+
+def _check_new_group(optimizer: Any) -> None:
     """Refuse the group that was added last, if steps could not follow it."""
     caller, last = optimizer._name, len(optimizer.param_groups) - 1
     group, named = optimizer.param_groups[last], list(optimizer._named())

@@ -1,12 +1,54 @@
-"""Signals that come while weights change: their handlers run when the step is whole."""
+"""What a step is kept from: autograd, Dynamo, `torch.autocast`, other threads, and signals meanwhile."""
 
+import contextlib
+import functools
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 _ALL = sorted(signal.valid_signals())
 # Without the wrapper that makes an enum of each, and takes longer than all the rest.
 _handler_of = getattr(signal, "_signal", signal).getsignal
+
+
+def undisturbed(step: Callable[..., None]) -> Callable[..., None]:
+    """Let a step have its own dtypes, which a block of `torch.autocast` would cast, and its state to itself.
+
+    Threads that share an optimizer take their steps one after the other.
+    """
+
+    @functools.wraps(step)
+    def run(self: Any, *args: Any, **options: Any) -> None:
+        with self._lock:
+            enabled = [*filter(torch.is_autocast_enabled, ("cpu", "cuda", "xpu", "mps"))]
+            if not enabled:
+                step(self, *args, **options)
+                return
+            with contextlib.ExitStack() as blocks:
+                for device_type in enabled:
+                    blocks.enter_context(torch.autocast(device_type, enabled=False))
+                step(self, *args, **options)
+
+    return run
+
+
+def call_untraced(step: Callable[[], None]) -> None:
+    """Call a step without autograd, and unseen by Dynamo."""
+    grad_mode = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(False)
+        # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host.
+        # A decorator would do, and import Dynamo together with this package.
+        torch.compiler.disable(step)()  # pyright: ignore[reportCallIssue]
+    finally:
+        # Twice: the handler of a signal may raise in the first. `torch.no_grad` would leave them off.
+        try:
+            torch.set_grad_enabled(grad_mode)
+        finally:
+            torch.set_grad_enabled(grad_mode)
 
 
 class SignalsWait:

@@ -5,6 +5,7 @@ Checkpointers gather state dicts (`full_state_dict=True`), and write into the ar
 Who casts the floats of a checkpoint leaves them alone, too.
 """
 
+import collections
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,6 +38,24 @@ def from_bytes(entry: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> d
             shape = tuple(x.shape) if dtype.itemsize == 1 else tuple(x.shape[:-1])
             entry[key] = _changed(x, functools.partial(_values_of, dtype=dtype), shape)
     return entry
+
+
+def pickled(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return states of parameters as fields of a pickle: torch cannot read the 8-bit floats of one."""
+    dtypes = {
+        param: {key: x.dtype for key, x in entry.items() if isinstance(x, Tensor)}
+        for param, entry in states.items()
+    }
+    held = {param: as_bytes(entry) for param, entry in states.items()}
+    return {"state": collections.defaultdict(dict, held), "_state_dtypes": dtypes}
+
+
+def unpickled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a pickle, with the states that `pickled` was given."""
+    fields = dict(fields)
+    for param, dtypes in fields.pop("_state_dtypes", {}).items():
+        fields["state"][param] = from_bytes(fields["state"][param], dtypes)
+    return fields
 
 
 def _changed(x: Any, change: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:

@@ -4,7 +4,8 @@ import collections
 import difflib
 import operator
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -94,12 +95,20 @@ class NamedMembers:
         self._listed: list[list[Tensor]] = []
         self._leaves: list[list[str]] = []
 
-    def leaves(self, caller: str, groups: Sequence[dict[str, Any]]) -> list[list[str]]:
-        """Return the leaf names of the parameters of each group (contract W7): without names, their places.
+    def named(
+        self, caller: str, groups: Sequence[dict[str, Any]], added: int
+    ) -> Iterator[tuple[int, str, Tensor]]:
+        """Return triples: index of the group, leaf name (contract W7), parameter; without names their places.
 
         Raises:
-            ValueError: if a parameter was put into a list of parameters, and so has no name.
+            ValueError: if a parameter was put into a list of parameters, and so has no name; or if there are
+                other groups than so many that were `added`.
         """
+        if len(groups) != added:
+            raise ValueError(
+                f"{caller}: {added} param groups were added, and there are {len(groups)}. "
+                "Use add_param_group; empty a group's params to drop it."
+            )
         params = [group["params"] for group in groups]
         if not _same(params, self._listed):
             for i, group in enumerate(groups):
@@ -107,7 +116,8 @@ class NamedMembers:
                     group["param_names"] = self._names_of(caller, i, group)
             self._leaves = _leaves_of(groups)
             self._listed = [list(listed) for listed in params]
-        return self._leaves
+        places = [i for i, listed in enumerate(params) for _ in listed]
+        return zip(places, chain(*self._leaves), chain(*params), strict=True)
 
     def _names_of(self, caller: str, index: int, group: Mapping[str, Any]) -> list[str]:
         """Return the names of a group's parameters: one that replaces another has the name of that."""
