@@ -13,6 +13,7 @@ import torch
 import halfstep_torch as hs
 from halfstep_torch.engine import compiled_stage as stages
 from halfstep_torch.engine import float32_copies, kernel_store
+from halfstep_torch.engine.inductor import find_cxx
 from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, model, take_steps
 from on_torch.steps import assert_same_snapshots, reals, snapshot
 
@@ -54,6 +55,21 @@ def call(self, args):
         return ()
 """
 PLACES = [(0, 0), (1, None), (0, None)]
+DOUBLES = """
+def call(self, args):
+        arg0_1, arg1_1 = args
+        args.clear()
+        s5 = arg0_1
+        buf0 = empty_strided_cpu((s5, 1), (1, s5), torch.float32)
+        cpp_fused_add_0(arg1_1, buf0, s5)
+        return ()
+"""
+LIBRARY = """
+extern "C" void kernel(float* x, float* doubled, long n) {
+    for (long i = 0; i < n; ++i) doubled[i] = 2 * x[i];
+    for (long i = 0; i < n; ++i) x[i] = doubled[i];
+}
+"""
 
 
 @pytest.fixture
@@ -108,8 +124,8 @@ def test_temporaries_of_several_functions_are_read_from_the_wrapper():
     wrapper = kernel_store._Wrapper(made(CALLS), PLACES)
     assert wrapper.temporaries == [((0, 1), 4 * 64 * 4), ((0, 1), 2)]
     first, second = (places for _, places in wrapper.calls)
-    assert first == [(1, None), (2, None), (0, 1)]
-    assert second == [(2, None), (0, None), (3, None), (0, 1)]
+    assert first == [(1, None), (-1, None), (0, 1)]
+    assert second == [(-1, None), (0, None), (-2, None), (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +147,19 @@ def test_a_wrapper_that_does_more_is_not_stored(folder, tmp_path, line):
     kernel_store.store("more", made(more, str(library)), PLACES)
     assert kernel_store.is_stored("known")
     assert not kernel_store.is_stored("more")
+
+
+def test_temporaries_are_no_tensor_of_the_call(folder, tmp_path):
+    """Its last tensor is no argument where nothing is random. A temporary had its place, past its end."""
+    library, source = tmp_path / "kernel.so", tmp_path / "kernel.cpp"
+    source.write_text(LIBRARY)
+    subprocess.run([find_cxx(), "-shared", "-fPIC", "-o", library, source], check=True)
+    kernel_store.store("doubles", made(DOUBLES, str(library)), [(0, 0), (0, None)])
+    kernel = kernel_store.load("doubles")
+    x, last = torch.arange(5.0), torch.zeros(5)
+    kernel(x, last)
+    assert x.tolist() == [0, 2, 4, 6, 8]
+    assert not last.any()
 
 
 def test_a_library_that_does_not_load_is_none(folder):

@@ -35,7 +35,7 @@ _FOLDER = "HALFSTEP_KERNELS"
 Place = tuple[int, int | None]
 """Which tensor of a call an argument is or, with an axis, of which it is the length.
 
-Temporaries count on behind the tensors.
+Temporaries count from the end, -1 the first: how many tensors a call has, its arguments do not say.
 """
 
 
@@ -147,7 +147,6 @@ class _Wrapper:
         self.temporaries: list[tuple[Place, int]] = []
         self.calls: list[tuple[str, list[Place]]] = []
         self._known: dict[str, Place] = {}
-        self._tensors = 1 + max(i for i, _ in places)
         source = getattr(made, "source_code", "")
         body = re.search(r"def call\(self, args\):\n(.*?)\n        return \(\)", source, re.DOTALL)
         if body is None:
@@ -179,8 +178,8 @@ class _Wrapper:
             factors = re.findall(r"\w+", temporary[1])
             (length,) = (factor for factor in factors if not factor.isdigit())
             row = math.prod(int(factor) for factor in factors if factor.isdigit())
-            self._known[name] = self._tensors + len(self.temporaries), None
             self.temporaries.append((self._place(length), row * getattr(torch, temporary[2]).itemsize))
+            self._known[name] = -len(self.temporaries), None
         else:
             self._known[name] = self._place(what)
 
@@ -219,7 +218,7 @@ def load(name: str | None) -> Callable[..., None] | None:
         kernel.argtypes = [ctypes.c_void_p if axis is None else ctypes.c_int64 for _, axis in places]
 
     def call(*tensors: Tensor) -> None:
-        sizes = [size * tensors[i].shape[axis] for (i, axis), size in kept["temporaries"]]
+        sizes = [size * tensors[i].shape[axis] for (i, axis), size in reversed(kept["temporaries"])]
         memory = [*tensors, *(torch.empty(size, dtype=torch.uint8) for size in sizes)]
         for kernel, places in zip(kernels, kept["calls"], strict=True):
             kernel(*[memory[i].data_ptr() if axis is None else memory[i].shape[axis] for i, axis in places])
