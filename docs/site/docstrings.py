@@ -17,8 +17,12 @@ class Examples(griffe.Extension):
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
 
 
-class Links(griffe.Extension):
-    """A link is made of its rule, as `link_of(ScaleByLion)`: it has the rule's arguments and docstring."""
+class Shared(griffe.Extension):
+    """Docstrings that stand once in `halfstep`, on the pages of both packages.
+
+    A link is made of its rule, as `link_of(ScaleByLion)`: it has the rule's arguments, and the docstring of
+    the rule in `halfstep`.
+    """
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         """Replace the attributes of a package that are links by functions."""
@@ -81,25 +85,38 @@ def _modules(module: griffe.Module) -> list[griffe.Module]:
 
 
 def _function(attribute: griffe.Attribute, rule: griffe.Class) -> griffe.Function:
-    """Return the function that a link is, for a page: its fields are its arguments."""
-    kind, parameters = griffe.ParameterKind.positional_or_keyword, []
-    for field in (x for x in rule.members.values() if isinstance(x, griffe.Attribute)):
-        if str(field.annotation) == "KW_ONLY":
-            kind = griffe.ParameterKind.keyword_only
-        elif field.annotation is not None:
-            parameters.append(
-                griffe.Parameter(
+    """Return the function that a link is, for a page: fields of its rule and of bases are its arguments."""
+    parameters: dict[str, griffe.Parameter] = {}
+    for cls in reversed([rule, *rule.mro()]):
+        kind = griffe.ParameterKind.positional_or_keyword
+        for field in (x for x in cls.members.values() if isinstance(x, griffe.Attribute)):
+            if str(field.annotation) == "KW_ONLY":
+                kind = griffe.ParameterKind.keyword_only
+            elif field.annotation is not None and "instance-attribute" in field.labels:
+                parameters[field.name] = griffe.Parameter(
                     field.name, annotation=field.annotation, kind=kind, default=_default(field.value)
                 )
-            )
-    docstring = rule.docstring and griffe.Docstring(rule.docstring.value, parser=rule.docstring.parser)
+    ordered = sorted(parameters.values(), key=lambda x: x.kind is griffe.ParameterKind.keyword_only)
     function = griffe.Function(
         attribute.name, lineno=attribute.lineno, endlineno=attribute.endlineno,
-        parameters=griffe.Parameters(*parameters), docstring=docstring,
+        parameters=griffe.Parameters(*ordered),
     )  # fmt: skip
-    if docstring:
-        docstring.parent = function
+    _inherit(function, [rule, *rule.mro()])
     return function
+
+
+def _inherit(taker: griffe.Function, bases: list[griffe.Class]) -> None:
+    """Give the docstring that stands in `halfstep`, less the arguments that the other package has."""
+    found = next(x.docstring for x in bases if x.path.startswith("halfstep."))
+    names = {x.name for x in taker.parameters}
+
+    def of_taker(args: re.Match[str]) -> str:
+        return re.sub(
+            r"^    (\w+):.*\n(?:     .*\n)*", lambda x: x[0] if x[1] in names else "", args[0], flags=re.M
+        )
+
+    text = re.sub(r"^Args:\n(?:    .*\n)+", of_taker, found.value, flags=re.MULTILINE)
+    taker.docstring = griffe.Docstring(text, parser=found.parser, parent=taker)
 
 
 def _default(value: Any) -> Any:

@@ -7,6 +7,7 @@ import collections
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from halfstep.op import check_array
 from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
 from halfstep.storage.moment_formats import is_coarse
-from halfstep_jax.numbers.hyperparameters import as_number
+from halfstep_jax.numbers.hyperparameters import as_number, check_order
 from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.numbers.roots import divide
@@ -148,6 +149,18 @@ class LandedWeight(StepWeight):
         return self._op.wrap(jnp.minimum(x, inverse))
 
 
+class OfNorms(Rule):
+    """Base of rules that take norms, which in `jax.shard_map` are told over which axes arrays are cut."""
+
+    _: KW_ONLY
+    axis_names: Any = None
+
+    def __post_init__(self) -> None:
+        """Keep the names as a tuple, which has a hash."""
+        if self.axis_names is not None:
+            object.__setattr__(self, "axis_names", tuple(self.axis_names))
+
+
 def step_moments(
     stored: Mapping[str, StoredMoment],
     encoded: Sequence[Any],
@@ -177,6 +190,8 @@ def checked(rule: Rule) -> Rule:
             value = number.none
         schedule = number.schedule and callable(value)
         values[name] = value if schedule else as_number(rule.name, name, value, number.check)
+    for low, high in rule.ordered:
+        check_order(rule.name, low, values[low], high, values[high])
     return with_fields(rule, values)
 
 

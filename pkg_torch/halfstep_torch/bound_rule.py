@@ -135,7 +135,7 @@ class BoundRule:
     Attributes:
         rule: with its options; numbers, dtypes and seeds are None.
         moments: how each of the rule's moments is stored, in the order of their declaration.
-        wide_weights: whether `update` gets the weights in float32.
+        wide_weights: whether `update` gets the weights in float32; else in their dtype, which saves a copy.
         tensor_numbers: whether numbers are 0-d tensors in eager mode too, where torch rounds a quotient of a
             float and a tensor twice. No rule of ours has one, and floats keep the host quick.
         lands_on: of a rule that rounds the weights itself, their dtype; else "".

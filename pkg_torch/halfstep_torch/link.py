@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import check_order
 from halfstep.moments import fed_back
 from halfstep.recipes import takes_recipe
-from halfstep.rule import Rule, declared
+from halfstep.rule import Rule, declared, docstring_of
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.entries import entries_of
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -54,8 +55,6 @@ class Link(Rule):
     A `Rule` of both frameworks needs none of what stands here: `chain` makes a link of it (`RuleLink`).
 
     Attributes:
-        wide_weights: whether `update` receives float32 weights. A rule of scope "parameter" may set False to
-            receive them in their stored dtype and save a copy.
         last: whether the rule must be the last of its chain, or of what another such rule wraps.
         wrapped_links: how many rules before this rule see the float32 weights that it keeps.
         seed: of the words that the rule's moments read; a tuple where they read several (`WordSource`).
@@ -66,7 +65,6 @@ class Link(Rule):
             that a step refuses it before anything changes.
     """
 
-    wide_weights = True
     last = False
     wrapped_links = 0
     seed = None
@@ -84,10 +82,6 @@ class Link(Rule):
         0-d tensors.
         """
         return {}
-
-    def check(self, caller: str, h: Any) -> None:
-        """Raise ValueError if hyperparameters do not go together."""
-        return
 
     def acts(self, h: Any, info: ParamInfo) -> bool:
         """Whether the rule does anything to such a parameter, given its hyperparameters."""
@@ -127,7 +121,7 @@ class Link(Rule):
         """Return a group's values of the fields, by name, checked and in canonical form."""
         values = {entry.field: entry.read(caller, self.rule, group) for entry in entries_of(type(self.rule))}
         h = _hyperparameters(values)
-        self.check(caller, h)
+        check_bounds(self.rule, caller, h)
         return h
 
     def with_seed(self, seed: Any) -> "Link":
@@ -168,7 +162,9 @@ class Link(Rule):
         unknown = {field.name: None for field in dataclasses.fields(rule) if field.name not in known}
         bare, theirs = dataclasses.replace(rule, **unknown), not is_ours(type(rule))
         lands_on = dtype_name(info.dtype) if rule.lands else ""
-        return BoundRule(bare, moments, self.wide_weights, tensor_numbers=theirs, lands_on=lands_on)
+        # Norms are in float32, whatever the dtype.
+        wide = theirs or (bool(rule.reads_params) and rule.needs != "norms")
+        return BoundRule(bare, moments, wide, tensor_numbers=theirs, lands_on=lands_on)
 
     def bind_key(self, h: Any) -> tuple:
         """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
@@ -239,7 +235,7 @@ def checked_rule(rule: Any) -> Any:
     fields = ((entry, entry.field, getattr(rule, entry.field)) for entry in entries)
     values = {field: entry.check(rule.name, field, value) for entry, field, value in fields}
     h = _hyperparameters(values)
-    as_link(rule).check(rule.name, h)
+    check_bounds(rule, rule.name, h)
     check_moments(rule, h)
     formats = {moment.dtype for moment in moments if moment.dtype}
     canonical: dict[str, Any] = {field: group_value(values[field]) for field in formats}
@@ -255,8 +251,15 @@ def link_of(rule: Callable[P, Rule]) -> Callable[P, Rule]:
     def link(*args: P.args, **options: P.kwargs) -> Rule:
         return checked_rule(rule(*args, **options))
 
+    link.__doc__ = docstring_of(rule)
     link.__name__ = link.__qualname__ = getattr(rule, "name", rule.__name__)
     return takes_recipe(declared(rule).moments.values(), stores_weights=False)(link)
+
+
+def check_bounds(rule: Rule, caller: str, h: Any) -> None:
+    """Refuse a lower bound above its upper bound."""
+    for low, high in rule.ordered:
+        check_order(caller, low, getattr(h, low), high, getattr(h, high))
 
 
 @functools.cache

@@ -191,6 +191,7 @@ class Rule:
             alone, and no moments; any of the processes can compute it for all.
         reads_params: the reason why `update` reads the weights, for the error about missing `params`; "" if
             it does not read them.
+        ordered: pairs of hyperparameters of which the first may not be above the second.
         lands: whether `update` rounds the weights itself, by `m.param.round(w)`, and returns their change
             (contract P9). The rule is then the last of its chain. For rules of halfstep alone.
 
@@ -212,6 +213,7 @@ class Rule:
     scope: ClassVar[str] = SCOPES[0]
     needs: ClassVar[Literal["array", "norms", "update"]] = "array"
     reads_params: ClassVar[str] = ""
+    ordered: ClassVar[tuple[tuple[str, str], ...]] = ()
     lands: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -281,6 +283,11 @@ def declared(rule: type[Rule]) -> Declared:
     declarations = Declared(numbers, moments, options, host_options)
     _check(rule, declarations, names)
     return declarations
+
+
+def docstring_of(rule: Any) -> str | None:
+    """Return the docstring of a link: that of its rule in `halfstep`, from which a framework may derive."""
+    return next(cls.__doc__ for cls in rule.__mro__ if cls.__module__.startswith("halfstep."))
 
 
 def moments_of(rule: Rule) -> dict[str, Moment]:

@@ -33,6 +33,7 @@ from halfstep.rules.adafactor import inverse_power
 from halfstep.rules.adamw_fed_back import AdamWFedBack
 from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep.rules.sgd_fed_back import SGDFedBack
+from halfstep.rules.trust_ratio import ScaleByTrustRatio
 from halfstep_spec.vectors import WIDTHS, Array, Case
 from halfstep_torch.link import ParamInfo
 from halfstep_torch.numbers.global_norm import global_norm
@@ -41,7 +42,7 @@ from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.op import STEP_OPS, NumbersOp
 from halfstep_torch.numbers.random_words import fold, leaf_keys
 from halfstep_torch.rules.clip import clip
-from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
+from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.relative import to_unit
 from halfstep_torch.storage.stored_moment import scale_key

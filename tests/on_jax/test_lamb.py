@@ -118,7 +118,10 @@ def test_tiny_and_huge_weights_have_the_ratio_of_others():
         np.testing.assert_array_equal(scaled_by_ratio(hs.scale_by_trust_ratio(), u, p), u)
     # Elements are float32 numbers, and their norm of 2^128 is above the largest. At a power of a half the
     # ratio is 2^-63.5.
-    huge, power = np.full(4, 2.0**127, np.float32), scale_by_tempered_trust_ratio(1e-3, 0.5)
+    huge, power = (
+        np.full(4, 2.0**127, np.float32),
+        scale_by_tempered_trust_ratio(learning_rate=1e-3, trust_power=0.5),
+    )
     np.testing.assert_array_equal(scaled_by_ratio(hs.scale_by_trust_ratio(), u, huge), u)
     np.testing.assert_allclose(scaled_by_ratio(power, u, huge), 2.0**63.5, rtol=1e-5)
     theirs = scaled_by_ratio(optax.scale_by_trust_ratio(), np.full(4, 1e-20, np.float32), u)

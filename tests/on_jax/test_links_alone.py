@@ -27,7 +27,9 @@ LINKS = {
     "absolute decay": functools.partial(hs.add_decayed_weights, 0.3, absolute=True),
     "scale_by_learning_rate": functools.partial(hs.scale_by_learning_rate, 0.3),
     "scale_by_trust_ratio": hs.scale_by_trust_ratio,
-    "tempered trust ratio": functools.partial(scale_by_tempered_trust_ratio, 1e-3, 0.382),
+    "tempered trust ratio": functools.partial(
+        scale_by_tempered_trust_ratio, learning_rate=1e-3, trust_power=0.382
+    ),
     "clip_by_global_norm": functools.partial(hs.clip_by_global_norm, 300.3),
     "exact clip": functools.partial(hs.clip_by_global_norm, 300.3, exact=True),
     "round_stochastically": hs.round_stochastically,

@@ -6,21 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.hyperparameters import check_bound
-from halfstep.rule import Rule, number
+from halfstep.rules import clip as shared
 from halfstep_torch.distributed.norms import clip, clip_factors, norms_of_shards
 from halfstep_torch.distributed.shards import local_part, sharding
 from halfstep_torch.gradients.after_backward import refuse_freed
-from halfstep_torch.link import Link, checked_rule
+from halfstep_torch.link import Link, link_of
 from halfstep_torch.numbers import hyperparameters
 
 
-class ClipByGlobalNorm(Link):
-    """The transform that `clip_by_global_norm` returns; its arguments, unchecked."""
+class ClipByGlobalNorm(shared.ClipByGlobalNorm, Link):
+    """Clip by the norm of the gradients of all parameters of an optimizer."""
 
     measures = True
-    max_norm: Any = number(torch=None, check=check_bound)  # the entry `max_norm` is LAMB's
-    exact: bool = False
 
     def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
         """Return the factors of all gradients."""
@@ -32,43 +29,7 @@ class ClipByGlobalNorm(Link):
         return op.scaled(g, n.factor, n.scale)
 
 
-def clip_by_global_norm(max_norm: float, *, exact: bool = False) -> Rule:
-    """Scale all gradients so that their norm is at most `max_norm`: the first link of a chain.
-
-        u = (max_norm / norm) g   where norm > max_norm
-
-    Norm, quotient and product are float32, each operation rounded once, whatever the dtype of the gradients,
-    which stay as they are. Where the norm is not above `max_norm`, u is g. The norm is that of the gradients
-    of all parameters of the optimizer; it is read on the host, once per step.
-
-    Args:
-        max_norm: the largest norm that is left as it is.
-        exact: add integers, so that the norm has the same bits in any order, on any number of devices, and in
-            JAX; see `global_norm`. About five times the time on a CPU. Shards then exchange words twice, for
-            all gradients together, else once.
-
-    Returns:
-        A transform, for `chain` and `Optimizer`. Finite gradients are clipped whatever their norm, which may
-        be above float32's largest number. A norm of NaN makes every update NaN; an infinite gradient makes
-        the other updates 0, and its own NaN.
-
-    Raises:
-        TypeError: if `max_norm` is no number.
-        ValueError: if it is negative.
-
-    Example:
-        >>> import torch, halfstep_torch as hs
-        >>> p = torch.nn.Parameter(torch.zeros(2))
-        >>> tx = hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_learning_rate(1.0))
-        >>> p.grad = torch.tensor([3.0, -4.0])
-        >>> hs.Optimizer([p], tx).step()
-        >>> p.tolist()
-        [-0.6000000238418579, 0.800000011920929]
-
-    Source: R. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013,
-        algorithm 1; the name and argument are Optax's.
-    """
-    return checked_rule(ClipByGlobalNorm(max_norm, exact))
+clip_by_global_norm = link_of(ClipByGlobalNorm)
 
 
 @torch.no_grad()
@@ -85,9 +46,9 @@ def clip_grad_norm_(
 
         g <- nearest((max_norm / norm) g)   where norm > max_norm
 
-    Norm, quotient and product are float32, each operation rounded once, whatever the dtype of the gradients;
-    what is scaled is then rounded to that dtype. Gradients whose norm is not above `max_norm` are left alone,
-    to the bit. In place of `torch.nn.utils.clip_grad_norm_`, which works in the dtype of the gradients.
+    As `clip_by_global_norm`, but what is scaled is then rounded to the dtype of the gradients. Gradients
+    whose norm is not above `max_norm` are left alone, to the bit. In place of
+    `torch.nn.utils.clip_grad_norm_`, which works in the dtype of the gradients.
 
     Args:
         parameters: one, or many; those without a gradient are passed over.
@@ -96,9 +57,7 @@ def clip_grad_norm_(
         error_if_nonfinite: raise where the norm is NaN or infinite. Otherwise NaN makes every gradient NaN,
             and an infinite gradient makes the others zero; finite gradients are clipped whatever their norm.
         foreach: of torch; changes nothing here.
-        exact: add integers, so that the norm has the same bits in any order, on any number of devices, and in
-            JAX; see `global_norm`. About five times the time on a CPU. Shards then exchange words twice, for
-            all gradients together, else once.
+        exact: as in `clip_by_global_norm`.
 
     Returns:
         The norm before, a float32 0-d tensor.
@@ -116,8 +75,7 @@ def clip_grad_norm_(
         >>> clip_grad_norm_([p], max_norm=1.0).item(), p.grad.tolist()
         (5.0, [0.6015625, 0.80078125])
 
-    Source: R. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013,
-        algorithm 1; arguments as in torch.
+    Source: as `clip_by_global_norm`; arguments as in torch.
     """
     caller = "clip_grad_norm_"
     if isinstance(norm_type, bool) or norm_type != 2:

@@ -11,7 +11,7 @@ from halfstep.hyperparameters import several
 from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rule import declared
 from halfstep.rules import muon as shared
-from halfstep.rules.muon import NS_COEFFS, matrices_of
+from halfstep.rules.muon import NS_COEFFS, NormalizeRows, matrices_of
 from halfstep.rules.muon_split import MatrixChoice
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep.storage.moment_formats import Rounding
@@ -36,7 +36,6 @@ class Orthogonalize(shared.Orthogonalize, Link):
     """The factor of matrices in torch."""
 
     name = _MUON
-    wide_weights = False
     reads_names = True
     needs_finite = True
 
@@ -49,13 +48,6 @@ class Orthogonalize(shared.Orthogonalize, Link):
         """Return the Newton-Schulz factor of every matrix."""
         coefficients = shared.coefficients_of(self.ns_coeffs, self.ns_steps)
         return newton_schulz(x, matrices, coefficients, self.eps, self.ns_dtype)
-
-
-class NormalizeRows(shared.NormalizeRows, Link):
-    """Rows of the factor, of equal length in the mean."""
-
-    name = "normalize_rows"
-    wide_weights = False
 
 
 @takes_recipe(declared(MuonMomentum).moments.values(), stores_weights=False)

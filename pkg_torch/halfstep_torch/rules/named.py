@@ -16,7 +16,7 @@ from halfstep_torch.numbers.seeds import as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.group_entries import check_torch_options
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
-from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
+from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.weights.weight_storage import with_param_storage
 
@@ -37,7 +37,6 @@ _LINKS: dict[type[Rule], type[Rule]] = {
     learning_rate.ScaleByLearningRate: ScaleByLearningRate,
     trace.Trace: TraceUnlessZero,
     trust_ratio.ScaleByTemperedTrustRatio: ScaleByTemperedTrustRatio,
-    trust_ratio.ScaleByTrustRatio: ScaleByTrustRatio,
     weight_decay.AddDecayedWeights: AddDecayedWeights,
 }
 

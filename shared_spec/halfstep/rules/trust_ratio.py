@@ -1,6 +1,7 @@
 """LAMB's trust ratio, and the one of LAMB16 (contract L2, L4)."""
 
 import math
+from dataclasses import KW_ONLY
 from typing import Any
 
 from halfstep.hyperparameters import check_bound
@@ -50,11 +51,60 @@ class TrustRatio(Rule):
 
 
 class ScaleByTrustRatio(TrustRatio):
-    """The rule of `scale_by_trust_ratio`. By default bounds bound nothing."""
+    """Scale the update of each weight by the ratio of the weight's norm to its own.
+
+    With |p| and |u| the norms of weight and update, both at least `min_norm`, and |p| at most `max_norm`:
+
+        ratio = (trust_coefficient |p|) / (|u| + eps), but 1 where |p| or |u| is 0
+        u <- clamp(ratio, min_ratio, max_ratio) u
+
+    In float32, whatever the dtypes. The norms neither underflow nor overflow as long as the norm itself is a
+    float32 number. (Optax's norms are in the weights' dtype, and underflow to 0 if the elements are 1e-20.)
+    Their sums are rounded in the framework's own order, each operation after them once.
+
+    In JAX the link needs `params`. Under `optax.masked` the other leaves keep their updates as they are.
+
+    In torch, entries of param groups are all arguments but `eps` and `exact`. A group with
+    `min_ratio=1, max_ratio=1` skips the ratio, as is common for biases. A step keeps the update of one
+    parameter (or of many short ones) in float32 until its norm is known. Of sharded parameters it keeps all
+    updates of this process. Norms of shards are brought together by one collective for all parameters, two
+    with `exact`.
+
+    Args:
+        min_norm: a lower bound on both norms.
+        trust_coefficient: a factor of the ratio.
+        eps: added to the norm of the update.
+        max_norm: an upper bound on the norm of the weight. With `min_norm`, LAMB's phi(z) = min(max(z,
+            gamma_l), gamma_u); some published code has 10.
+        min_ratio: a lower bound on the ratio, its 1 for zero norms included.
+        max_ratio: an upper bound, likewise.
+        exact: add integers, so that both norms have the same bits in any order, on any mesh and in either
+            framework, as in `clip_by_global_norm`. On a CPU it takes some 20 times the time of a norm in JAX,
+            5 times in torch.
+        axis_names: of JAX alone. Inside `jax.shard_map`, the mesh axes over which arrays are cut; () where
+            every device has them whole. Of no effect elsewhere: under `jax.jit` a sharded array is a whole
+            one.
+
+    Raises:
+        TypeError: for what is not a number.
+        ValueError: if one is negative, or a lower bound above its upper bound; in JAX without `params`, and
+            inside `jax.shard_map` without `axis_names`.
+
+    Example:
+        >>> import halfstep_jax, halfstep_torch as hs, optax
+        >>> tx = optax.chain(halfstep_jax.scale_by_trust_ratio(), halfstep_jax.scale_by_learning_rate(0.5))
+        >>> tx = hs.chain(hs.scale_by_trust_ratio(), hs.scale_by_learning_rate(0.5))
+
+    Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
+        ICLR 2020, arXiv:1904.00962, algorithm 2; arguments as in `optax.scale_by_trust_ratio` (contract L2).
+    """
+
+    ordered = (("min_norm", "max_norm"), ("min_ratio", "max_ratio"))
 
     min_norm: Any = number(0.0, check=check_bound, none=0.0)
     trust_coefficient: Any = number(1.0)
     eps: Any = number(0.0, torch=None)  # the entry `eps` is another rule's
+    _: KW_ONLY
     max_norm: Any = number(None, check=check_bound, none=math.inf)
     min_ratio: Any = number(None, check=check_bound, none=0.0)
     max_ratio: Any = number(None, check=check_bound, none=math.inf)
@@ -73,7 +123,15 @@ def check_power(caller: str, name: str, value: Any, number: float) -> None:
 
 
 class ScaleByTemperedTrustRatio(TrustRatio):
-    """The rule of LAMB16: a power of the ratio, relative to the learning rate."""
+    """Scale updates by a power of the trust ratio, relative to the learning rate: the rule of LAMB16.
+
+        ratio = clamp((((1e-3 / learning_rate) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
+
+    In float32, each operation rounded once, and the power to within units in the last place.
+    `learning_rate` is the learning rate of the next link, and `trust_power` a number in (0, 1).
+
+    Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
+    """
 
     name = "lamb16"
 
