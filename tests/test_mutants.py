@@ -1,6 +1,10 @@
-"""`make mutants`: what it changes, and by what it is seen. The run itself takes an hour or more."""
+"""`make mutants`: what it changes, and by what it is seen. The run itself takes an hour."""
 
 import ast
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -46,12 +50,13 @@ def test_a_seed_draws_the_same_and_another_seed_others(monkeypatch):
     assert drawn != mutants.drawn(20, 1)
 
 
-def test_a_hundred_are_from_every_room_and_each_room_has_tests():
+def test_a_hundred_are_from_every_room_and_stay_when_other_files_change(monkeypatch):
     drawn = mutants.drawn(100, 0)
-    assert {mutant.room for mutant in drawn} >= set(mutants.TESTS)
     assert len({(mutant.file, mutant.line) for mutant in drawn}) == 100
-    for mutant in drawn:
-        assert all((mutants.ROOT / test).exists() for test in mutants.tests_of(mutant)), mutant.room
+    assert len({mutant.name for mutant in drawn}) == 100
+    assert {mutant.room for mutant in drawn} > {"halfstep", "halfstep_jax/xla", "halfstep_torch/sharded"}
+    monkeypatch.setattr(mutants, "PACKAGES", ("pkg_torch/halfstep_torch/sharded",))
+    assert mutants.drawn(3, 0) == [mutant for mutant in drawn if mutant.room == "halfstep_torch/sharded"][:3]
 
 
 def test_a_test_that_fails_without_the_mutant_is_no_witness(monkeypatch, tmp_path):
@@ -91,8 +96,33 @@ def test_tests_that_take_too_long_do_not_count_as_failed(monkeypatch, tmp_path):
     assert file.read_text() == SOURCE
 
 
-def test_the_tests_that_speak_of_a_module_come_first_and_the_vectors_last():
-    file = "pkg_jax/halfstep_jax/rules/lamb.py"
-    tests = mutants.tests_of(next(mutants.mutants_of(file, SOURCE)))
-    assert tests[:2] == [file, "tests/on_jax/test_lamb.py"]
-    assert tests[-1] == "tests/test_vectors.py"
+def test_the_tests_of_a_line_are_those_that_run_it_the_quickest_first(tmp_path):
+    seconds = {"slow": 50, "cheap": 1, "cases[0]": 2, "cases[1]": 2, "cases[2]": 2, "cases[3]": 2, "other": 0}
+    lines = {
+        "a.py:5": [name for name in seconds if name != "other"],
+        "a.py:9": ["other"],
+        "b.py:5": ["other"],
+    }
+    (tmp_path / "1.json").write_text(json.dumps({"seconds": seconds, "lines": {}}))
+    (tmp_path / "2.json").write_text(json.dumps({"seconds": {}, "lines": lines}))
+    seen, found = mutants.Seen(tmp_path), {x.line: x for x in mutants.mutants_of("a.py", SOURCE)}
+    order = ["cheap", "cases[0]", "cases[1]", "cases[2]", "slow", "cases[3]"]
+    assert seen.tests_of(found[5], 100) == order
+    assert seen.tests_of(found[5], 10) == [x for x in order if x != "slow"]
+    assert seen.tests_of(found[7], 100) == ["other", *order]  # a line that no test has run by itself
+
+
+def test_a_run_notes_the_lines_that_its_tests_run(tmp_path):
+    package = tmp_path / mutants.PACKAGES[0]
+    package.mkdir(parents=True)
+    (package / "signs.py").write_text(SOURCE)
+    test = "import pathlib, runpy\n\ndef test_sign():\n"
+    test += f"    runpy.run_path({str(package / 'signs.py')!r})['sign'](1)\n"
+    (tmp_path / "test_signs.py").write_text(test)
+    paths = {"PYTHONPATH": str(mutants.ROOT / "tools"), "MUTANTS_SEEN": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants", "test_signs.py"]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | paths, check=True, capture_output=True)
+    seen = mutants.Seen(tmp_path)
+    line = {x.line: x for x in mutants.mutants_of(f"{mutants.PACKAGES[0]}/signs.py", SOURCE)}
+    assert seen.tests_of(line[7], 9) == ["test_signs.py::test_sign"]
+    assert 6 not in seen.lines[f"{mutants.PACKAGES[0]}/signs.py"]

@@ -1,149 +1,47 @@
-"""Do the quick tests see every room? One line of the packages is changed at a time, and they must fail.
+"""Do the quick tests see every line? One of them is changed at a time, and they must fail.
 
-    make mutants                        # 100 mutants, MINUTES=30
-    python tools/mutants.py --list      # which ones, and their tests
+    make mutants                        # 100 mutants, MINUTES=120
+    python tools/mutants.py --list      # which ones
 
 A mutant is one token: a comparison, an operator, a number, a bool, `and`, `not`, min or max. Texts,
-annotations and messages stay. A seed draws them, as many in each room; a room is a folder of a package. A
-copy of the tree in `out/mutants` is changed, and the tests of the room run on it until one fails. Processes
-are forked from one that has the frameworks, so that a mutant takes as long as its tests. Each row is written
-as it comes, and a later run goes on where this one ended. A mutant that lives is a test that is missing, or a
-line that changes nothing: `--again` tries those once more, and `--wide` holds them against all quick tests.
+annotations and messages stay. A seed draws them, as many in each room, which is a folder of a package; those
+of a file stay the same when others change. One run of the quick tests notes which of them run which line.
+Then a copy of the tree in `out/mutants` is changed, and the tests that run the line go, the quickest first,
+until one fails: in processes that are forked from one that has the frameworks. Each row is written as it
+comes, and a later run goes on where this one ended. A mutant that lives is a test that is missing, or a line
+that changes nothing: `--again` tries those once more, and `--wide` holds them against all quick tests.
 """
 
 import argparse
 import ast
+import collections
 import dataclasses
 import json
 import math
 import os
 import pathlib
-import random
 import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
+import zlib
 from collections.abc import Iterator
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("shared_spec/halfstep", "pkg_jax/halfstep_jax", "pkg_torch/halfstep_torch")
 TREE = ROOT / "out" / "mutants"
-TESTS = {
-    "halfstep": (
-        "halfstep twin/test_twin twin/test_newest on_torch/test_description on_torch/test_diagnosis "
-        "on_torch/test_rule_check on_torch/test_bad_input on_torch/test_bad_rules twin/test_user_rule "
-        "on_jax/test_diagnosis on_jax/test_reports spec/test_check"
-    ),
-    "halfstep/checkpoint": ("halfstep twin/test_state_file twin/test_refused_files twin/test_key_paths"),
-    "halfstep/rules": (
-        "on_torch/test_bad_input twin/test_muon twin/test_muon_split twin/test_adafactor twin/test_ademamix "
-        "twin/test_adan twin/test_schedule_free twin/test_adamw_in_codes twin/test_store_state_twin "
-        "on_torch/test_bad_rules on_jax/test_bad_rules test_vectors"
-    ),
-    "halfstep/storage": (
-        "twin/test_codes twin/test_storage_twin twin/test_bad_tables twin/test_bad_relative "
-        "on_torch/test_formats on_torch/test_bad_input on_jax/test_bad_formats test_vectors"
-    ),
-    "halfstep_jax": (
-        "twin/test_twin on_jax/test_rule on_jax/test_leaves on_jax/test_bad_input on_jax/test_chains "
-        "on_jax/test_reports on_jax/test_diagnosis on_jax/test_placement on_jax/test_averages "
-        "on_jax/test_sharding on_jax/test_shard_map on_jax/test_weights_in_codes on_jax/test_memory "
-        "on_jax/test_lamb twin/test_schedule_free"
-    ),
-    "halfstep_jax/checkpoint": (
-        "on_jax/test_checkpoints twin/test_state_file twin/test_refused_files twin/test_optax_state "
-        "on_jax/test_float32_weights"
-    ),
-    "halfstep_jax/gradients": ("on_jax/test_accumulation"),
-    "halfstep_jax/integrations": ("twin/test_integrations twin/test_config"),
-    "halfstep_jax/numbers": (
-        "on_jax/test_random_words on_jax/test_rounding on_jax/test_roots on_jax/test_clip "
-        "on_jax/test_exactness on_jax/test_bad_input on_jax/test_params twin/test_muon on_jax/test_hazards"
-    ),
-    "halfstep_jax/rules": (
-        "on_jax/test_adam on_jax/test_bad_input on_jax/test_bad_rules on_jax/test_links_alone "
-        "on_jax/test_lamb on_jax/test_momentum on_jax/test_weight_rules on_jax/test_clip "
-        "on_jax/test_store_state on_jax/test_bad_store_state twin/test_muon twin/test_adafactor "
-        "twin/test_schedule_free test_vectors"
-    ),
-    "halfstep_jax/storage": (
-        "on_jax/test_formats on_jax/test_format_bytes on_jax/test_codebook on_jax/test_tiles "
-        "on_jax/test_bad_formats twin/test_codes twin/test_storage_twin on_jax/test_moments test_vectors"
-    ),
-    "halfstep_jax/weights": (
-        "on_jax/test_params on_jax/test_weight_rules on_jax/test_bad_input on_jax/test_chains "
-        "on_jax/test_float32_weights test_vectors"
-    ),
-    "halfstep_jax/xla": (
-        "on_jax/test_primitives on_jax/test_exactness on_jax/test_derivatives on_jax/test_sharding "
-        "on_jax/test_hazards"
-    ),
-    "halfstep_torch": (
-        "twin/test_twin on_torch/test_optimizer on_torch/test_groups on_torch/test_bad_input "
-        "on_torch/test_bad_rules on_torch/test_state_dict on_torch/test_description on_torch/test_diagnosis "
-        "on_torch/test_streamed_state on_torch/test_rule on_torch/test_rule_check on_torch/test_averages "
-        "on_torch/test_weight_averages twin/test_schedule_free twin/test_adamw_in_codes "
-        "on_torch/test_sharded_tools"
-    ),
-    "halfstep_torch/bridge": ("twin/test_name_map twin/test_moving twin/test_optax_optimizer"),
-    "halfstep_torch/checkpoint": (
-        "on_torch/test_float32_state twin/test_state_file twin/test_refused_files "
-        "on_torch/test_weight_averages"
-    ),
-    "halfstep_torch/distributed": (
-        "on_torch/test_windows on_torch/test_advice on_torch/test_sharded on_torch/test_sharded_bad_input "
-        "on_torch/test_sharded_rules on_torch/test_sharded_checkpoints on_torch/test_sharded_tools "
-        "on_torch/test_sharded_cost"
-    ),
-    "halfstep_torch/engine": (
-        "on_torch/test_optimizer on_torch/test_layouts on_torch/test_compile_choice on_torch/test_counts "
-        "on_torch/test_grad_scaler on_torch/test_advice on_torch/test_bad_steps on_torch/test_temporaries "
-        "on_torch/test_groups on_torch/test_interrupts on_torch/test_compiling on_torch/test_sharded"
-    ),
-    "halfstep_torch/gradients": ("on_torch/test_accumulation on_torch/test_release"),
-    "halfstep_torch/integrations": ("twin/test_integrations twin/test_config"),
-    "halfstep_torch/numbers": (
-        "on_torch/test_random_words on_torch/test_rounding on_torch/test_norms on_torch/test_clip "
-        "on_torch/test_operations on_torch/test_bad_input twin/test_muon test_vectors"
-    ),
-    "halfstep_torch/optimizer_state": (
-        "on_torch/test_state_dict on_torch/test_damaged_state on_torch/test_groups on_torch/test_names "
-        "on_torch/test_schedulers on_torch/test_bad_input"
-    ),
-    "halfstep_torch/rules": (
-        "on_torch/test_adam on_torch/test_lamb on_torch/test_momentum on_torch/test_clip "
-        "on_torch/test_bad_rules on_torch/test_bad_input on_torch/test_store_state twin/test_muon "
-        "twin/test_muon_split twin/test_adafactor on_torch/test_against_torch test_vectors"
-    ),
-    "halfstep_torch/sharded": (
-        "on_torch/test_sharded on_torch/test_sharded_rules on_torch/test_sharded_bad_input "
-        "on_torch/test_sharded_checkpoints on_torch/test_sharded_tools on_torch/test_sharded_cost"
-    ),
-    "halfstep_torch/storage": (
-        "on_torch/test_formats on_torch/test_codebook twin/test_codes twin/test_storage_twin "
-        "on_torch/test_state_dict on_torch/test_diagnosis test_vectors"
-    ),
-    "halfstep_torch/weights": (
-        "on_torch/test_weight_rules on_torch/test_optimizer on_torch/test_bad_rules "
-        "on_torch/test_float32_state test_vectors"
-    ),
-}
-"""Of each room the tests that are nearest, below `tests`; a module's own examples come before them."""
+SEEN = pathlib.Path(os.environ.get("MUTANTS_SEEN", ROOT / "out" / "mutants-seen"))
 
 _SWAPS = {
-    **{
-        ast.Lt: ast.LtE,
-        ast.LtE: ast.Lt,
-        ast.Gt: ast.GtE,
-        ast.GtE: ast.Gt,
-        ast.Eq: ast.NotEq,
-        ast.NotEq: ast.Eq,
-    },
-    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq},
+    **{ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
     **{ast.Mod: ast.FloorDiv, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr},
     **{ast.And: ast.Or, ast.Or: ast.And},
@@ -162,6 +60,7 @@ class Mutant:
         stop: its last line, and the byte behind its end.
         before: its text, as `ast` writes it.
         after: what stands there instead.
+        nth: how many of the same stand before it in the file.
     """
 
     file: str
@@ -170,6 +69,7 @@ class Mutant:
     stop: tuple[int, int]
     before: str
     after: str
+    nth: int = 0
 
     @property
     def room(self) -> str:
@@ -179,8 +79,8 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """By which a row of the record is found again."""
-        return f"{self.file}:{self.line}: {self.before} -> {self.after}"
+        """By which a row of the record is found again, wherever the line has gone."""
+        return f"{self.file}: {self.before} -> {self.after}" + f" ({self.nth + 1})" * bool(self.nth)
 
     def applied(self, source: str) -> str:
         """Return a source with the change."""
@@ -193,10 +93,13 @@ class Mutant:
 
 def mutants_of(file: str, source: str) -> Iterator[Mutant]:
     """Yield every mutant of a module."""
+    met: collections.Counter[tuple[str, str]] = collections.Counter()
     for node in _code(ast.parse(source)):
-        for after in _changes(node):
+        for change in _changes(node):
             stop = (node.end_lineno or node.lineno, node.end_col_offset or 0)
-            yield Mutant(file, node.lineno, node.col_offset, stop, ast.unparse(node), ast.unparse(after))
+            before, after = ast.unparse(node), ast.unparse(change)
+            yield Mutant(file, node.lineno, node.col_offset, stop, before, after, met[before, after])
+            met[before, after] += 1
 
 
 def _code(node: ast.AST) -> Iterator[ast.expr]:
@@ -239,19 +142,19 @@ def _changes(node: ast.expr) -> Iterator[ast.expr]:
 
 def drawn(count: int, seed: int) -> list[Mutant]:
     """Return mutants, the rooms in turn, no line twice."""
-    by_room: dict[str, list[Mutant]] = {}
+    rooms: dict[str, list[Mutant]] = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.name in ("__main__.py", "check.py", "version.py"):
                 continue  # commands, which run in processes of their own
-            file = str(path.relative_to(ROOT))
-            for mutant in mutants_of(file, path.read_text()):
-                by_room.setdefault(mutant.room, []).append(mutant)
-    generator = random.Random(seed)
-    queues = {room: generator.sample(found, len(found)) for room, found in sorted(by_room.items())}
+            for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text()):
+                rooms.setdefault(mutant.room, []).append(mutant)
+    queues = [
+        sorted(rooms[room], key=lambda x: zlib.crc32(f"{seed} {x.name}".encode())) for room in sorted(rooms)
+    ]
     chosen: dict[tuple[str, int], Mutant] = {}
-    while len(chosen) < count and any(queues.values()):
-        for queue in queues.values():
+    while len(chosen) < count and any(queues):
+        for queue in queues:
             while queue and (queue[-1].file, queue[-1].line) in chosen:
                 queue.pop()
             if queue and len(chosen) < count:
@@ -260,35 +163,75 @@ def drawn(count: int, seed: int) -> list[Mutant]:
     return list(chosen.values())
 
 
-def tests_of(mutant: Mutant) -> list[str]:
-    """Return the tests of a mutant's room, nearest first: its module's own examples, then what speaks of it.
-
-    Of a new room, all there are.
-    """
-    if mutant.room not in TESTS:
-        return [mutant.file, "tests"]
-    names = TESTS[mutant.room].split()
-    paths = [f"tests/{name}" if (ROOT / "tests" / name).is_dir() else f"tests/{name}.py" for name in names]
-    words = re.compile(rf"\b({'|'.join(map(re.escape, _names_of(mutant)))})\b", re.IGNORECASE)
-    return [mutant.file, *sorted(paths, key=lambda path: -_nearness(ROOT / path, words))]
+_SECONDS: dict[str, float] = {}
+_LINES: dict[str, set[str]] = collections.defaultdict(set)
 
 
-def _names_of(mutant: Mutant) -> list[str]:
-    """Return the name of a mutant's module, and the public names that it defines."""
-    path = ROOT / mutant.file
-    nodes = ast.parse(path.read_text()).body
-    defined = [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    return [path.stem, *(name for name in defined if not name.startswith("_"))]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Note the lines of the packages that a test runs, and its time: in that run this module is a plugin."""
+    folders = tuple(f"{pathlib.Path.cwd() / package}/" for package in PACKAGES)
+    lines: set[tuple[str, int]] = set()
+
+    def at_line(frame, event, argument):
+        lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return at_line
+
+    def at_call(frame, event, argument):
+        return at_line if frame.f_code.co_filename.startswith(folders) else None
+
+    start = sum(os.times()[:4])
+    threading.settrace(at_call)
+    sys.settrace(at_call)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+        _SECONDS[item.nodeid] = sum(os.times()[:4]) - start
+        for file, line in lines:
+            _LINES[f"{os.path.relpath(file)}:{line}"].add(item.nodeid)
 
 
-def _nearness(path: pathlib.Path, words: re.Pattern) -> float:
-    """Return how often lines of tests speak of a module; the golden vectors take longest, and come last."""
-    if path.stem == "test_vectors":
-        return -1
-    text = "".join(
-        file.read_text() for file in ([path] if path.is_file() else sorted(path.glob("test_*.py")))
-    )
-    return len(words.findall(text)) / (1 + text.count("\n"))
+def pytest_sessionfinish():
+    """Write what a process has noted."""
+    seen = {"seconds": _SECONDS, "lines": {line: sorted(tests) for line, tests in _LINES.items()}}
+    if _SECONDS:
+        (SEEN / f"{os.getpid()}.json").write_text(json.dumps(seen))
+
+
+class Seen:
+    """Which quick tests run which lines of the tree, and how long they take."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[str, dict[int, set[str]]] = {}
+        for path in folder.glob("*.json"):
+            seen = json.loads(path.read_text())
+            self.seconds |= seen["seconds"]
+            for place, tests in seen["lines"].items():
+                file, line = place.rsplit(":", 1)
+                self.lines.setdefault(file, {}).setdefault(int(line), set()).update(tests)
+
+    def tests_of(self, mutant: Mutant, seconds: float) -> list[str]:
+        """Return the tests that run a mutant's line, or its module if the line runs as it is imported.
+
+        The quickest come first, and of many cases of one test three before the others.
+        """
+        lines = self.lines.get(mutant.file, {})
+        found = set().union(*(lines.get(line, ()) for line in range(mutant.line, mutant.stop[0] + 1)))
+        cases: collections.Counter[str] = collections.Counter()
+        order = []
+        for test in sorted(found or set().union(*lines.values()), key=lambda x: (self.seconds[x], x)):
+            function = test.split("[")[0]
+            order.append((cases[function] > 2, len(order), test))
+            cases[function] += 1
+        total, chosen = 0.0, []
+        for _, _, test in sorted(order):
+            if not chosen or (total + self.seconds[test] <= seconds and len(chosen) < 400):
+                total += self.seconds[test]
+                chosen.append(test)
+        return chosen
 
 
 def copy_tree() -> None:
@@ -299,6 +242,16 @@ def copy_tree() -> None:
         if (ROOT / name).is_file():
             (TREE / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, TREE / name)
+
+
+def watch() -> None:
+    """Run all quick tests once on the copy, and note what they run."""
+    shutil.rmtree(SEEN, ignore_errors=True)
+    SEEN.mkdir(parents=True)
+    paths = os.pathsep.join(str(TREE / x) for x in ("tools", "shared_spec", "pkg_jax", "pkg_torch"))
+    environment = {**os.environ, "PYTHONPATH": paths, "MUTANTS_SEEN": str(SEEN)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants", "-p", "no:cacheprovider"]
+    subprocess.run(command, cwd=TREE, env=environment, check=False)
 
 
 class Runs:
@@ -391,42 +344,43 @@ def _load_frameworks() -> None:
 
 def main() -> int:
     """Run mutants that have no verdict yet; print what lives, and return 1 if over a tenth does."""
-    parser = argparse.ArgumentParser(
-        description="Change a line at a time, and run the tests that are nearest."
-    )
+    parser = argparse.ArgumentParser(description="Change a line at a time, and run the tests that run it.")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=1e9, help="after which no other one is begun")
     parser.add_argument("--json", type=pathlib.Path, help="the record, which a later run goes on with")
-    parser.add_argument("--list", action="store_true", help="print the mutants and their tests")
-    parser.add_argument("--seconds", type=float, default=600, help="of a processor, for the tests of one")
+    parser.add_argument("--list", action="store_true", help="print the mutants")
+    parser.add_argument("--seconds", type=float, default=120, help="of a processor, for the tests of one")
     parser.add_argument("--again", action="store_true", help="try those that did not die once more")
     parser.add_argument("--wide", action="store_true", help="hold those that lived against all quick tests")
+    parser.add_argument("--watch", action="store_true", help="note anew which tests run which lines")
     arguments = parser.parse_args()
     mutants = drawn(arguments.count, arguments.seed)
     if arguments.list:
-        print("\n".join(f"{mutant.name}\n    {' '.join(tests_of(mutant))}" for mutant in mutants))
+        print("\n".join(f"{mutant.line:4} of {mutant.name}" for mutant in mutants))
         return 0
     record: dict = {"seed": arguments.seed, "count": arguments.count, "mutants": {}}
     if arguments.json and arguments.json.exists():
         record = json.loads(arguments.json.read_text())
     rows, end = record["mutants"], time.monotonic() + 60 * arguments.minutes
     copy_tree()
+    if arguments.watch or not list(SEEN.glob("*.json")):
+        watch()
+    seen, runs = Seen(SEEN), Runs(arguments.seconds * (20 if arguments.wide else 2))
     _load_frameworks()
-    runs = Runs(arguments.seconds)
     for mutant in mutants:
         before = rows.get(mutant.name, {}).get("verdict")
         due = before is None or ((arguments.again or arguments.wide) and not before.startswith("died"))
         if time.monotonic() > end or not due:
             continue
-        tests = ["tests"] if before and arguments.wide else tests_of(mutant)
+        tests = ["tests"] if arguments.wide else seen.tests_of(mutant, arguments.seconds)
         start = time.monotonic()
-        found = runs.verdict(mutant, tests)
-        seconds = time.monotonic() - start
-        if tests == ["tests"] and found == "lived":
+        found = runs.verdict(mutant, tests) if tests else "lived: no quick test runs it"
+        if arguments.wide and found == "lived":
             found = "lived, whatever quick test ran"
-        rows[mutant.name] = {"room": mutant.room, "verdict": found, "seconds": round(seconds, 1)}
-        print(f"{found}, {seconds:.0f} s: {mutant.name}", flush=True)
+        seconds = round(time.monotonic() - start, 1)
+        rows[mutant.name] = {"line": mutant.line, "verdict": found, "tests": len(tests), "seconds": seconds}
+        print(f"{found}, {seconds:.0f} s: {mutant.line} of {mutant.name}", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     verdicts = [rows[mutant.name]["verdict"] for mutant in mutants if mutant.name in rows]
