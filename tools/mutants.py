@@ -245,13 +245,12 @@ def copy_tree() -> None:
 
 
 def watch() -> None:
-    """Run all quick tests once on the copy, and note what they run."""
+    """Run all quick tests once, and note what they run."""
     shutil.rmtree(SEEN, ignore_errors=True)
     SEEN.mkdir(parents=True)
-    paths = os.pathsep.join(str(TREE / x) for x in ("tools", "shared_spec", "pkg_jax", "pkg_torch"))
-    environment = {**os.environ, "PYTHONPATH": paths, "MUTANTS_SEEN": str(SEEN)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants", "-p", "no:cacheprovider"]
-    subprocess.run(command, cwd=TREE, env=environment, check=False)
+    paths = os.pathsep.join(str(ROOT / x) for x in ("tools", "shared_spec", "pkg_jax", "pkg_torch"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants"]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, check=False)
 
 
 class Runs:
@@ -366,7 +365,10 @@ def main() -> int:
     copy_tree()
     if arguments.watch or not list(SEEN.glob("*.json")):
         watch()
-    seen, runs = Seen(SEEN), Runs(arguments.seconds * (20 if arguments.wide else 2))
+    seen = Seen(SEEN)
+    if not seen.lines:
+        raise RuntimeError(f"mutants: {SEEN} has no lines that a test runs. Delete it, and run again.")
+    runs = Runs(arguments.seconds * (20 if arguments.wide else 2))
     _load_frameworks()
     for mutant in mutants:
         before = rows.get(mutant.name, {}).get("verdict")

@@ -7,7 +7,6 @@ One table: each row is a bad call, the type of its error and the whole message.
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -28,16 +27,10 @@ def update_if_finite(tx):
     return tx.update(W, tx.init(W), W)
 
 
-_DTYPES = 'Use "bfloat16", "float16" or "float32"; of 8 bits scaled("float8_e4m3fn"), or a recipe.'
-_NU_DTYPES = 'Use "bfloat16" or "float32"; of 8 bits scaled("ufloat8_e5m3"), or a recipe.'
-_ROUNDINGS = 'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".'
 _SEED = "Use an integer in that range, or two uint32 words (high, low)."
 _A_SEED = "Use an integer in [0, 2^64), or two uint32 words (high, low)."
 _FLOATS = "updates are float32, bfloat16, float16 or float64. Cast it, or mask the leaf out."
 _WEIGHTS = "weights are float32, bfloat16, float16 or float64. Cast it, or mask the leaf out."
-_RATE = "Use a decay rate such as 0.9."
-
-
 _INJECT = (
     "hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
     "Use inject_hyperparams(..., hyperparam_dtype=jnp.float32)."
@@ -58,26 +51,7 @@ _ASCEND = "Use a number >= 0, or flip_sign=False to ascend."
 
 ROWS = [
     # Hyperparameters.
-    (lambda: hs.scale_by_adam(b1=1.5), ValueError, f"scale_by_adam: b1=1.5 is outside [0, 1). {_RATE}"),
-    (lambda: hs.scale_by_adam(b2=1), ValueError, "scale_by_adam: b2=1 is outside [0, 1). Use a decay rate such as 0.999."),
-    (lambda: hs.scale_by_adam(b2=-0.1), ValueError, "scale_by_adam: b2=-0.1 is outside [0, 1). Use a decay rate such as 0.999."),
-    (lambda: hs.scale_by_adam(b1=np.nan), ValueError, f"scale_by_adam: b1=nan is outside [0, 1). {_RATE}"),
-    (
-        lambda: hs.scale_by_adam(b2=0.99999999),
-        ValueError,
-        "scale_by_adam: b2=0.99999999 is outside [0, 1) in float32. Use a decay rate such as 0.999.",
-    ),
-    (lambda: hs.scale_by_adam(b1="0.9"), TypeError, "scale_by_adam: b1='0.9' is not a number. Use a float."),
-    (lambda: hs.scale_by_adam(b1=True), TypeError, "scale_by_adam: b1=True is not a number. Use a float."),
-    (lambda: hs.scale_by_adam(eps=-1.0), ValueError, "scale_by_adam: eps=-1.0 is negative. Use a number >= 0."),
-    (lambda: hs.scale_by_adam(eps_root=-1e-9), ValueError, "scale_by_adam: eps_root=-1e-09 is negative. Use a number >= 0."),
-    (lambda: hs.scale_by_adam(eps=None), TypeError, "scale_by_adam: eps=None is not a number. Use a float."),
     (lambda: hs.scale_by_adam(b2=jnp.asarray(0.999, BF16)), TypeError, f"scale_by_adam: b2 is a bfloat16 array; {_INJECT}"),
-    (
-        lambda: hs.scale_by_adam(b1=jnp.array([0.9, 0.8])),
-        ValueError,
-        "scale_by_adam: b1 has shape (2,); a hyperparameter is a scalar. Use shape ().",
-    ),
     (
         lambda: hs.scale_by_adam(eps=jnp.int32(0)),
         TypeError,
@@ -85,12 +59,6 @@ ROWS = [
     ),
     (lambda: injected(), TypeError, f"scale_by_adam: b1 is a bfloat16 array; {_INJECT}"),
     (lambda: hs.adamw(-0.1), ValueError, f"scale_by_learning_rate: learning_rate=-0.1 is negative. {_ASCEND}"),
-    (lambda: hs.adam(np.nan), ValueError, f"scale_by_learning_rate: learning_rate=nan is not a number. {_ASCEND}"),
-    (
-        lambda: hs.scale_by_learning_rate(None),
-        TypeError,
-        "scale_by_learning_rate: learning_rate=None is not a number. Use a float.",
-    ),
     (
         lambda: update(hs.scale_by_learning_rate(lambda count: jnp.bfloat16(0.1)), G),
         TypeError,
@@ -101,55 +69,12 @@ ROWS = [
         TypeError,
         "scale_by_learning_rate: learning_rate='0.1' is not a number. Use a float.",
     ),
-    (
-        lambda: hs.add_decayed_weights(-0.1),
-        ValueError,
-        "add_decayed_weights: weight_decay=-0.1 is negative. Use a number >= 0.",
-    ),
     # Storage of moments.
-    (
-        lambda: hs.scale_by_adam(nu_dtype="bfloat16", nu_rounding="nearest"),
-        ValueError,
-        'scale_by_adam: nu_dtype=bfloat16 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 2^-8). '
-        'Use nu_rounding="stochastic", or nu_dtype="float32".',
-    ),
-    (
-        lambda: hs.scale_by_adam(b1=0.9996, mu_dtype="float16", mu_rounding="nearest"),
-        ValueError,
-        'scale_by_adam: mu_dtype=float16 with mu_rounding="nearest" freezes at b1=0.9996 (1-b1 < 2^-11). '
-        'Use mu_rounding="stochastic", or mu_dtype="float32".',
-    ),
     (
         lambda: hs.scale_by_adam(nu_rounding="nearest").init(W),
         ValueError,
         'scale_by_adam: nu_dtype=bfloat16 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 2^-8). '
         'Use nu_rounding="stochastic", or nu_dtype="float32".',
-    ),
-    (
-        lambda: hs.scale_by_adam(nu_dtype="float8_e4m3fn"),
-        ValueError,
-        'scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. Use scaled("ufloat8_e5m3").',
-    ),
-    (
-        lambda: hs.scale_by_adam(mu_dtype=ml_dtypes.float8_e5m2),
-        ValueError,
-        'scale_by_adam: mu_dtype=float8_e5m2 cannot hold a moment without a block scale. Use scaled("float8_e5m2").',
-    ),
-    (lambda: hs.adamw(1e-3, nu_dtype=jnp.int32), ValueError, f"scale_by_adam: nu_dtype=int32 is not a state dtype. {_NU_DTYPES}"),
-    (lambda: hs.adam(1e-3, mu_dtype="float64"), ValueError, f"scale_by_adam: mu_dtype='float64' is not a state dtype. {_DTYPES}"),
-    (lambda: hs.adam(1e-3, mu_dtype="bf16"), ValueError, f"scale_by_adam: mu_dtype='bf16' is not a state dtype. Did you mean \"bfloat16\"? {_DTYPES}"),
-    (lambda: hs.adam(1e-3, mu_dtype=16), TypeError, f"scale_by_adam: mu_dtype=16 is not a state dtype. {_DTYPES}"),
-    (lambda: hs.scale_by_adam(nu_rounding="up"), ValueError, f"scale_by_adam: nu_rounding='up' is not a rounding. {_ROUNDINGS}"),
-    (
-        lambda: hs.adamw(1e-3, param_storage="split-8"),
-        ValueError,
-        "adamw: param_storage='split-8' is not a weight storage. Did you mean \"split8\"? "
-        'Use "stochastic", "nearest", "compensated", "split8", "split16", "master", "feedback" or "int8".',
-    ),
-    (
-        lambda: hs.scale_by_adam(mu_rounding="stochastik"),
-        ValueError,
-        f"scale_by_adam: mu_rounding='stochastik' is not a rounding. Did you mean \"stochastic\"? {_ROUNDINGS}",
     ),
     (
         lambda: hs.adamw(1e-3).update(W, optax.adamw(1e-3).init(W), W),
@@ -182,19 +107,7 @@ ROWS = [
         "round_stochastically: optax.apply_if_finite wants updates in the dtype of the gradients, bfloat16, and "
         "what is applied to 16-bit weights is float32. Wrap by halfstep_jax.skip_nonfinite instead.",
     ),
-    (lambda: hs.scale_by_adam(mu_rounding=None), ValueError, f"scale_by_adam: mu_rounding=None is not a rounding. {_ROUNDINGS}"),
-    (
-        lambda: hs.adamw(1e-3, param_storage="kahan"),
-        ValueError,
-        "adamw: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? "
-        'Use "stochastic", "nearest", "compensated", "split8", "split16", "master", "feedback" or "int8".',
-    ),
     # Seeds and words.
-    (lambda: hs.scale_by_adam(seed=-1), ValueError, f"scale_by_adam: seed=-1 is outside [0, 2^64). {_SEED}"),
-    (lambda: hs.round_stochastically(2**64), ValueError, f"round_stochastically: seed={2**64} is outside [0, 2^64). {_SEED}"),
-    (lambda: hs.round_stochastically(1.0), TypeError, f"round_stochastically: seed=1.0 is not an integer. {_A_SEED}"),
-    (lambda: hs.adam(1e-3, seed=None), TypeError, f"scale_by_adam: seed=None is not an integer. {_A_SEED}"),
-    (lambda: hs.adam(1e-3, seed=True), TypeError, f"scale_by_adam: seed=True is not an integer. {_A_SEED}"),
     (lambda: hs.adam(1e-3, seed=jnp.int32(-2)), ValueError, f"scale_by_adam: seed=-2 is outside [0, 2^64). {_SEED}"),
     (
         lambda: hs.adam(1e-3, seed=jnp.zeros(3, jnp.uint32)),
@@ -206,26 +119,9 @@ ROWS = [
         TypeError,
         f"scale_by_adam: seed is int32 of shape (2,). {_A_SEED}",
     ),
-    (
-        lambda: hs.random_words(0, 1, -1, hs.Role.PARAM, (3,)),
-        ValueError,
-        "random_words: leaf=-1 is outside [0, 2^32). Use an integer in that range.",
-    ),
-    (
-        lambda: hs.random_words(0, 1, "w", hs.Role.PARAM, (3,), offset=2**64),
-        ValueError,
-        f"random_words: offset={2**64} is outside [0, 2^64). Use an integer in that range.",
-    ),
-    (
-        lambda: hs.random_words(0, 1, "w", 2**32, (3,)),
-        ValueError,
-        f"random_words: role={2**32} is outside [0, 2^32). Use an integer in that range.",
-    ),
     (lambda: hs.apply_updates(W, G), TypeError, "apply_updates: seed is missing: stochastic rounding takes words of both. Pass seed and step, or use optax.apply_updates after a transform of this package, whose last link has rounded."),
-    (lambda: hs.adamw(1e-3, nu_dtype="int8"), ValueError, 'scale_by_adam: nu_dtype=int8 cannot hold a moment without a block scale. Use scaled("ufloat8_e5m3").'),
     (lambda: hs.apply_updates(W, G, -1, 1), ValueError, f"apply_updates: seed=-1 is outside [0, 2^64). {_SEED}"),
     # Rounding.
-    (lambda: hs.round_to(1.0, "int8"), ValueError, f"round_to: dtype=int8 is not a rounding target. {_TARGETS}"),
     (lambda: hs.round_to(1.0, "fp8"), TypeError, f"round_to: dtype='fp8' is not a rounding target. {_TARGETS}"),
     (
         lambda: hs.round_to(jnp.ones(3, jnp.int32), "bfloat16"),

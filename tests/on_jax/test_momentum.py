@@ -86,50 +86,6 @@ def test_injected_rates_give_the_bits_of_constants(make):
     assert_trees_same(run(injected, params, rows)[0], plain)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: hs.scale_by_lion(b1=1.5),
-            "scale_by_lion: b1=1.5 is outside [0, 1). Use a decay rate such as 0.9.",
-        ),
-        (
-            lambda: hs.scale_by_lion(b2=0.999, mu_dtype="bfloat16", mu_rounding="nearest"),
-            'scale_by_lion: mu_dtype=bfloat16 with mu_rounding="nearest" freezes at b2=0.999 '
-            '(1-b2 < 2^-8). Use mu_rounding="stochastic", or mu_dtype="float32".',
-        ),
-        (
-            lambda: hs.trace(0.999, accumulator_dtype="bfloat16", rounding="nearest"),
-            'trace: accumulator_dtype=bfloat16 with rounding="nearest" freezes at decay=0.999 '
-            '(1-decay < 2^-8). Use rounding="stochastic", or accumulator_dtype="float32".',
-        ),
-        (
-            lambda: hs.trace(0.9, accumulator_dtype="int8"),
-            'trace: accumulator_dtype=int8 cannot hold a moment without a block scale. Use scaled("int8").',
-        ),
-        (
-            lambda: hs.trace(0.9, accumulator_dtype=hs.scaled("ufloat8_e5m3")),
-            "trace: accumulator_dtype=ufloat8_e5m3 has no sign. "
-            "Use it for nu, and a signed format for accumulator.",
-        ),
-        (
-            lambda: hs.trace(0.9, rounding="up"),
-            "trace: rounding='up' is not a rounding. "
-            'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".',
-        ),
-        (
-            lambda: hs.lion(1e-3, param_storage="kahan"),
-            "lion: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? "
-            'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
-        ),
-    ],
-)
-def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, message):
-    with pytest.raises(ValueError, match="Use ") as caught:
-        call()
-    assert str(caught.value) == message
-
-
 def test_an_average_that_drops_is_followed_down_by_auto():
     """Nearest in bfloat16 would stay up at b2 = 0.999; "auto" is stochastic there."""
     tx = hs.scale_by_lion(b2=0.999, mu_dtype="bfloat16")

@@ -143,23 +143,6 @@ def parameter():
             '(1-momentum < 2^-8). Use rounding="stochastic", or accumulator_dtype="float32".',
         ),
         (
-            lambda: hs.trace(0.999, accumulator_dtype="bfloat16", rounding="nearest"),
-            ValueError,
-            'trace: accumulator_dtype=bfloat16 with rounding="nearest" freezes at decay=0.999 '
-            '(1-decay < 2^-8). Use rounding="stochastic", or accumulator_dtype="float32".',
-        ),
-        (
-            lambda: hs.trace(0.9, accumulator_dtype=hs.scaled("ufloat8_e5m3")),
-            ValueError,
-            "trace: accumulator_dtype=ufloat8_e5m3 has no sign. "
-            "Use it for nu, and a signed format for accumulator.",
-        ),
-        (
-            lambda: hs.scale_by_lion(b1=1.5),
-            ValueError,
-            "scale_by_lion: b1=1.5 is outside [0, 1). Use a decay rate such as 0.9.",
-        ),
-        (
             lambda: hs.Lion([parameter()], betas=0.9),
             TypeError,
             "Lion: betas=0.9 is not a pair. Use a pair such as (0.9, 0.999).",

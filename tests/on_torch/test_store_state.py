@@ -184,25 +184,9 @@ def parameter():
     ("call", "kind", "message"),
     [
         (
-            lambda: hs.store_state(adam(), "int8"),
-            ValueError,
-            'store_state: format=int8 cannot hold a moment without a block scale. Use scaled("int8").',
-        ),
-        (
             lambda: hs.store_state(adam(), None),
             TypeError,
             'store_state: format=None is not a format. Use "bfloat16", or what scaled returns.',
-        ),
-        (
-            lambda: hs.store_state(adam(), "bfloat16", rounding="nearest"),
-            ValueError,
-            "store_state: rounding='nearest' is not a rounding of state whose decay rate is not known. "
-            'Use "stochastic" or "nearest_unchecked".',
-        ),
-        (
-            lambda: hs.store_state(adam(), "bfloat16", select="nu"),
-            TypeError,
-            "store_state: select='nu' is not a function. Use lambda name, array: ...",
         ),
         (
             lambda: optimizer(
@@ -222,12 +206,6 @@ def parameter():
             ValueError,
             "store_state: round_stochastically is in the wrapped chain. "
             "Wrap the transforms before it, and put it after store_state(...).",
-        ),
-        (
-            lambda: hs.store_state(adam(), "bfloat16", seed=-1),
-            ValueError,
-            "store_state: seed=-1 is outside [0, 2^64). "
-            "Use an integer in that range, or two uint32 words (high, low).",
         ),
     ],
 )

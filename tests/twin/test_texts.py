@@ -51,6 +51,7 @@ def test_a_format_is_taken_as_the_text_of_its_call(text):
         ("scaled(x)", "Use the text of a call with literals"),
         ('(lambda: "float32")()', "Use the text of a call with literals"),
         ('scaled("int9")', 'dtype=int9'),
+        ("scaled('uroot')", 'Did you mean "uroot8"?'),
         ('scaled("int8", size=3)', "unexpected keyword argument 'size'"),
         ("bf16", 'Did you mean "bfloat16"?'),
         ("bfloat61", 'Did you mean "bfloat16"?'),
