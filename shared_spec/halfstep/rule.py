@@ -106,15 +106,21 @@ def number(
     return dataclasses.field(default=default, metadata={_KEY: declaration})
 
 
-def decay_rate(default: Any = _MISSING, *, torch: str | None = "") -> Any:
+def decay_rate(
+    default: Any = _MISSING,
+    *,
+    check: hyperparameters.Check = hyperparameters.check_decay_rate,
+    torch: str | None = "",
+) -> Any:
     """Declare the decay rate of an average: a number in [0, 1), for `op.ema`.
 
     Args:
         default: of the field.
+        check: raises for a value that is wrong, as in `number`.
         torch: the entry of torch's param groups that holds it, such as "betas[0]"; the field's name unless
             given.
     """
-    declaration = Hyperparameter(True, check=hyperparameters.check_decay_rate, torch=torch)
+    declaration = Hyperparameter(True, check=check, torch=torch)
     return dataclasses.field(default=default, metadata={_KEY: declaration})
 
 

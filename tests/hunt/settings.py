@@ -247,12 +247,13 @@ def settings_of_steps(draw) -> Setting:
 
 
 _RATES = (0.9, 0.0, 0.5, 0.8, 0.95, 0.98, 0.99, 0.999, 0.9999)
+_KEPT = tuple(rate for rate in _RATES if rate)  # of moments that what is fed back is divided by
 _PAIRS = [pair for pair in itertools.product(_RATES, _RATES[1:]) if bound(*pair) <= LARGEST_BOUND]
 _TINY = (1e-8, 1e-30, 1e-6, 1e-3, 1.0)
 _RMS = {"decay": _RATES, "eps": _TINY}
 _NUMBERS_OF = {
     "trace": {"decay": _RATES},
-    "sgd_fed_back": {"decay": _RATES, "peak_lr": (0.0, 0.1)},
+    "sgd_fed_back": {"decay": _KEPT, "peak_lr": (0.0, 0.1)},
     "lion": {"b1": _RATES, "b2": _RATES},
     "muon": {"beta": _RATES},
     "normuon": {"beta": _RATES, "beta2": _RATES},
@@ -281,7 +282,8 @@ def numbers_of(draw, setting: Setting) -> Numbers:
     if setting.rule in _NUMBERS_OF:
         rule = dict(_drawn(draw, _NUMBERS_OF[setting.rule]))
     else:
-        b1, b2 = draw(st.sampled_from(_PAIRS))
+        kept = setting.rule in ("adamw_in_codes", "adamw_fed_back")
+        b1, b2 = draw(st.sampled_from([pair for pair in _PAIRS if pair[0] or not kept]))
         rule = {"b1": b1, "b2": b2} | dict(_drawn(draw, {"eps": _TINY, "eps_root": (0.0, 1e-16)}))
         if setting.rule == "lamb":
             rule["max_norm"] = draw(st.sampled_from((10.0, 0.0, 1e-3, 1e30)))

@@ -279,7 +279,6 @@ def test_what_stands_behind_it_is_refused():
 
 
 REFUSED = {
-    "no momentum": ({"b1": 0.0}, r"b1=0\.0 keeps nothing of it. Use a b1 above 0"),
     "a moment with feedback": ({"mu_rounding": "feedback"}, "steps before it stores"),
     "updates before moments": (
         {"recipe": "one_pass"},
@@ -295,11 +294,40 @@ def test_what_it_cannot_do_is_refused_by_both(name):
         halfstep_jax.adamw(1e-3, param_storage="feedback", **options)
     w = torch.nn.Parameter(torch.ones(SHAPE, dtype=torch.bfloat16))
     w.grad = torch.ones_like(w)
-    given = dict(options)
-    if "b1" in given:
-        given["betas"] = (given.pop("b1"), B2)
     with pytest.raises(ValueError, match=message):
-        halfstep_torch.AdamW([("w", w)], 1e-3, param_storage="feedback", compile=False, **given).step()
+        halfstep_torch.AdamW([("w", w)], 1e-3, param_storage="feedback", compile=False, **options).step()
+
+
+@pytest.mark.parametrize("storage", ["feedback", "int8"])
+def test_a_first_moment_that_keeps_nothing_is_refused_whenever_it_is_known(storage):
+    """Errors are divided by b1: at 0, moments in fine codes and then weights were NaN at step 2."""
+    dtype = {"feedback": "bfloat16", "int8": "float32"}[storage]
+    message = (
+        "puts what rounding leaves out of weights into .* and {}=.* keeps nothing of it. Use a number above"
+    )
+    of_jax, of_torch = message.format("b1"), message.format(r"betas\[0\]")
+    params = {"w": jnp.ones(SHAPE, dtype)}
+    for zero in (0.0, 1e-46, np.float32(0), jnp.float32(0)):  # the second is 0 in float32
+        with pytest.raises(ValueError, match=of_jax):
+            halfstep_jax.adamw(1e-3, b1=zero, param_storage=storage)
+    injected = optax.inject_hyperparams(halfstep_jax.adamw, hyperparam_dtype=jnp.float32)
+    tx = injected(1e-3, b1=lambda count: jnp.where(count < 1, 0.9, 0.0), param_storage=storage)
+    _, state = tx.update(params, tx.init(params), params)
+    with pytest.raises(ValueError, match=of_jax):
+        tx.update(params, state, params)
+    w = torch.nn.Parameter(torch.ones(SHAPE, dtype=getattr(torch, dtype)))
+    for given in ({"betas": (0.0, B2)}, {"betas": (torch.tensor(0.0), B2)}):
+        with pytest.raises(ValueError, match=of_torch):
+            halfstep_torch.AdamW([("w", w)], 1e-3, param_storage=storage, **given)
+    optimizer = halfstep_torch.AdamW([("w", w)], 1e-3, param_storage=storage, compile=False)
+    for _ in range(3):
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+    before = w.detach().clone()
+    optimizer.param_groups[0]["betas"] = (0.0, B2)
+    with pytest.raises(ValueError, match=of_torch):
+        optimizer.step()
+    assert torch.equal(w, before)
 
 
 def test_a_mask_is_refused():

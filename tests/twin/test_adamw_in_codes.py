@@ -253,16 +253,6 @@ def test_what_it_cannot_do_is_refused_by_both(name):
             make(made, None)
 
 
-def test_a_first_moment_that_keeps_nothing_is_refused():
-    """What is fed back is divided by b1: at 0, moments in fine codes and then weights were NaN at step 2."""
-    message = 'param_storage="int8" puts .* and b1=0.0 keeps nothing of it. Use a b1 above 0'
-    with pytest.raises(ValueError, match=message):
-        halfstep_jax.adamw(1e-3, b1=0.0, param_storage="int8")
-    w = torch.nn.Parameter(torch.ones(SHAPE))
-    with pytest.raises(ValueError, match=message):
-        halfstep_torch.AdamW([("w", w)], 1e-3, betas=(0.0, B2), param_storage="int8")
-
-
 def test_what_the_whole_step_has_not_is_refused():
     for options in ({"nesterov": True}, {"mask": {"w": True}}):
         (name,) = options

@@ -116,7 +116,7 @@ def test_reports_and_chains_know_it():
 
 
 REFUSED = {
-    "no momentum": ({}, "momentum=.* keeps nothing of it. Use a momentum above 0"),
+    "no momentum": ({}, "momentum=.* keeps nothing of it. Use a number above 0"),
     "a momentum of 0": ({"momentum": 0.0}, r"momentum=0\.0 keeps nothing of it"),
     "a sum with feedback": ({"momentum": 0.9, "rounding": "feedback"}, "steps before it stores"),
 }

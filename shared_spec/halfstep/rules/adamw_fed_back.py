@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
-from halfstep.rules.fed_back import MOST, TINY, check_fed_back, landed, largest_rate
+from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, landed, largest_rate
 from halfstep.storage.moment_formats import Rounding
 
 _THIRD = 1 / 3
@@ -40,7 +40,7 @@ class AdamWFedBack(Rule):
     lands = True
 
     learning_rate: Any = number(schedule=True, torch="lr")
-    b1: Any = decay_rate(0.9, torch="betas[0]")
+    b1: Any = decay_rate(0.9, check=check_kept, torch="betas[0]")
     b2: Any = decay_rate(0.999, torch="betas[1]")
     eps: Any = number(1e-8)
     eps_root: Any = number(0.0)
@@ -105,7 +105,7 @@ def fed_back(
                 f'{caller}: param_storage="feedback" takes the whole step of AdamW by one rule, without '
                 f"{name}. Leave it out, or partition the params."
             )
-    check_fed_back(caller, arguments, "b1", "mu_rounding")
+    check_fed_back(caller, arguments, "mu_rounding")
     fields = {field.name for field in dataclasses.fields(AdamWFedBack)} & arguments.keys()
     if kind is AdamFedBack:  # decay is L2, and stands in front
         fields.discard("weight_decay")

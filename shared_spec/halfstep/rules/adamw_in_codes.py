@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
-from halfstep.rules.fed_back import check_rate
+from halfstep.rules.fed_back import check_kept
 from halfstep.rules.trust_ratio import without_feedback
 from halfstep.storage.moment_formats import INT8, Rounding
 
@@ -38,7 +38,7 @@ class AdamWInCodes(Rule):
     reads_params = "the link steps the params and stores them in 8 bits"
 
     learning_rate: Any = number(schedule=True, torch="lr")
-    b1: Any = decay_rate(0.9, torch="betas[0]")
+    b1: Any = decay_rate(0.9, check=check_kept, torch="betas[0]")
     b2: Any = decay_rate(0.999, torch="betas[1]")
     eps: Any = number(1e-8)
     eps_root: Any = number(0.0)
@@ -89,10 +89,8 @@ def in_codes(caller: str, arguments: Mapping[str, Any]) -> AdamWInCodes:
     """Return the rule of an alias of AdamW, from the arguments of the alias.
 
     Raises:
-        ValueError: for a mask of the decay, a cautious decay, or Nesterov's momentum, which the rule has not;
-            for a b1 of 0.
+        ValueError: for a mask of the decay, a cautious decay, or Nesterov's momentum, which the rule has not.
     """
-    check_rate(caller, "int8", "b1", arguments["b1"])
     for name in ("mask", "nesterov", "cautious"):
         if arguments.get(name):
             raise ValueError(

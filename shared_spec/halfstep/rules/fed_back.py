@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from halfstep.hyperparameters import check_decay_rate
+
 TINY = 2.0**-100  # in place of a rate of 0, which divides nothing
 MOST = 4
 """A power of two: how many times its unit an error of one gap moves a moment by at most."""
@@ -20,32 +22,30 @@ def landed(p: Any, down: Any, w: Any, q: Any, op: Any) -> Any:
     return op.where(q == w, down * -1.0, op.where(q == p, -0.0, q - p))
 
 
-def check_fed_back(caller: str, arguments: Mapping[str, Any], rate: str, rounding: str) -> None:
-    """Refuse a moment that cannot take what rounding leaves out of weights.
+def check_kept(caller: str, name: str, value: Any, number: float) -> None:
+    """Refuse a decay rate of 0 beside what `check_decay_rate` refuses: errors are divided by it."""
+    check_decay_rate(caller, name, value, number)
+    if number == 0:
+        raise ValueError(
+            f"{caller}: param_storage puts what rounding leaves out of weights into the first moment, and "
+            f"{name}={value} keeps nothing of it. Use a number above 0, or another param_storage."
+        )
+
+
+def check_fed_back(caller: str, arguments: Mapping[str, Any], rounding: str) -> None:
+    """Refuse the rounding "feedback" of a moment: its update needs what is stored, and that comes later.
 
     Args:
         caller: for messages.
         arguments: of an optimizer.
-        rate: the argument that is the decay rate of the moment.
         rounding: the argument that says how the moment is rounded.
 
     Raises:
-        ValueError: for a rate of 0, which keeps nothing; for the rounding "feedback", whose update needs the
-            stored moment, which is known only after the weights.
+        ValueError: for that rounding.
     """
-    check_rate(caller, "feedback", rate, arguments.get(rate))
     if arguments[rounding] == "feedback":
         raise ValueError(
             f'{caller}: {rounding}="feedback" makes the update of what is stored, and '
             'param_storage="feedback" steps before it stores. '
             f'Leave {rounding} out, as recipe="eight_bit" by its name does, or use "stochastic".'
-        )
-
-
-def check_rate(caller: str, storage: str, rate: str, value: Any) -> None:
-    """Raise ValueError for a first moment that keeps nothing: errors are divided by its rate."""
-    if value is None or (isinstance(value, (int, float)) and value == 0):
-        raise ValueError(
-            f'{caller}: param_storage="{storage}" puts what rounding leaves out of weights into the first '
-            f'moment, and {rate}={value} keeps nothing of it. Use a {rate} above 0, or "stochastic".'
         )

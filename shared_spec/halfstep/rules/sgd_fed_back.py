@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from halfstep.hyperparameters import check_decay_rate
 from halfstep.rule import Rule, moment, number
-from halfstep.rules.fed_back import MOST, TINY, check_fed_back, landed, largest_rate
+from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, landed, largest_rate
 from halfstep.storage.moment_formats import Rounding
 
 
@@ -35,7 +34,7 @@ class SGDFedBack(Rule):
     lands = True
 
     learning_rate: Any = number(schedule=True, torch="lr")
-    decay: Any = number(torch="momentum", check=check_decay_rate)
+    decay: Any = number(torch="momentum", check=check_kept)
     peak_lr: Any = number(None, none=0.0, torch="peak_lr", owned=False)
     nesterov: bool = False
     accumulator_dtype: Any = None
@@ -65,6 +64,9 @@ def sgd_fed_back(caller: str, arguments: Mapping[str, Any]) -> SGDFedBack:
     Raises:
         ValueError: without a momentum, which would carry errors on; for a momentum with error feedback.
     """
-    check_fed_back(caller, arguments, "momentum", "rounding")
+    check_fed_back(caller, arguments, "rounding")
+    momentum = arguments["momentum"]
+    if momentum is None or isinstance(momentum, (int, float)):
+        check_kept(caller, "momentum", momentum, momentum or 0.0)
     fields = {field.name for field in dataclasses.fields(SGDFedBack)} & arguments.keys()
     return SGDFedBack(decay=arguments["momentum"], **{name: arguments[name] for name in fields - {"decay"}})
