@@ -5,6 +5,7 @@ Hashable, and without a number or a seed, so that equal ones share a compiled ke
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ class StepMoment:
         self._feedback = feedback
         value = self._shaped(storage.decode(state, words))
         self._codes, self._rounded = state[storage.key], None
-        self._least = state.get(least_key(storage.key))
+        self._least = state[least_key(storage.key)] if storage.cut else None
         self.value: Tensor = value if unit is None else out_of_unit(storage.format, value, unit)
         self.arrays: Arrays = {}
 
@@ -168,6 +169,13 @@ class BoundRule:
         of_moments = tuple(source for stored in self.moments for source in stored.sources)
         return (*of_moments, WordSource(Role.PARAM)) if self._rounds_weights else of_moments
 
+    @functools.cached_property
+    def _drawn(self) -> list[tuple[StoredMoment, slice]]:
+        """The moments, each with the places of its words: after the moments that it reads."""
+        ends = list(itertools.accumulate(len(stored.sources) for stored in self.moments))
+        drawn = [(x, slice(end - len(x.sources), end)) for x, end in zip(self.moments, ends, strict=True)]
+        return sorted(drawn, key=lambda pair: bool(pair[0].second))
+
     @property
     def _rounds_weights(self) -> bool:
         return self.lands_on not in ("", "float32")
@@ -205,17 +213,12 @@ class BoundRule:
 
         Without the `numbers` of the step no error is fed back.
         """
-        drawn, first = {}, 0
-        for stored in self.moments:
-            drawn[stored.name] = words[first : first + len(stored.sources)]
-            first += len(stored.sources)
         moments: dict[str, StepMoment] = {}
-        # Moments that read another moment come after it.
-        for stored in sorted(self.moments, key=lambda stored: bool(stored.second)):
+        for stored, drawn in self._drawn:
             shape_here = None if shape is None else stored.arrays[stored.key].values_shape(shape)
             unit = moments[stored.unit] if stored.unit else None
             feedback = None
             if stored.feeds_back and numbers is not None:
                 feedback = Feedback(getattr(numbers, feedback_name(stored.name)), moments.get(stored.second))
-            moments[stored.name] = StepMoment(stored, state, drawn[stored.name], shape_here, unit, feedback)
+            moments[stored.name] = StepMoment(stored, state, words[drawn], shape_here, unit, feedback)
         return moments

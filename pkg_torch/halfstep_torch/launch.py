@@ -72,8 +72,8 @@ class Launch:
     """The step of some parameters, as it was built.
 
     It is stale when its `key` is another: what any check, plan, row or kernel depends on. Numbers are none of
-    it; a group is read again, and checked, when one of its entries is another object than before, or one that
-    can change in place, as a tensor.
+    it; a group is read again, and checked, when one of its entries is another object than before, a format
+    with another description, or what can change in place, as a tensor.
 
     Attributes:
         batches: that are run.
@@ -232,15 +232,19 @@ class _Entries:
     def __init__(self, group: Mapping[str, Any], read: ReadGroup) -> None:
         self._keys, self._values = list(group), list(group.values())
         values = [value for key, value in group.items() if key not in _NOT_NUMBERS]
+        # Formats as their descriptions: whoever changes one in place changes what it says.
+        self._formats = [value for value in values if type(value) is dict]
+        self._said = [dict(value) for value in self._formats]
         values += [x for value in values if type(value) is tuple for x in value]
+        values += [x for said in self._said for x in said.values()]
         self._stay = read.choices.schedule is None and all(
-            isinstance(x, (*_UNCHANGING, tuple)) for x in values
+            isinstance(x, (*_UNCHANGING, tuple)) for x in values if type(x) is not dict
         )
 
     def are_those_of(self, group: Mapping[str, Any]) -> bool:
-        """Whether a group has these very entries, and none can have changed in place."""
+        """Whether a group has these very entries, and none has changed in place."""
         same = len(group) == len(self._keys) and all(map(operator.is_, group.values(), self._values))
-        return self._stay and same and list(group) == self._keys
+        return self._stay and same and list(group) == self._keys and self._formats == self._said
 
 
 def _key_of(

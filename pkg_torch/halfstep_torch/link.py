@@ -149,6 +149,11 @@ class Link(Rule):
         return named_tuple("Numbers", tuple(numbers))(*rounded)
 
     @functools.cached_property
+    def counts(self) -> bool:
+        """Whether a step's numbers may depend on its count, though hyperparameters stay."""
+        return self.measures or type(self.rule).numbers is not Rule.numbers
+
+    @functools.cached_property
     def _fed_back(self) -> Mapping[str, Any]:
         return fed_back(self.rule)
 

@@ -324,6 +324,22 @@ def test_entries_that_change_in_place_are_read_at_every_step(change):
     assert_same_snapshots(ours, theirs)
 
 
+def test_a_format_is_read_again_only_if_its_description_has_changed():
+    p = torch.nn.Parameter(torch.ones(64, 64))
+    optimizer = hs.AdamW([("w", p)], mu_dtype=hs.scaled("int8"), mu_rounding="stochastic", compile=False)
+    reads, read = [], optimizer._group
+    optimizer._group = lambda *args: reads.append(args) or read(*args)  # pyright: ignore
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    reads.clear()
+    optimizer.step()
+    assert not reads
+    optimizer.param_groups[0]["mu_dtype"]["block_size"] = 64
+    with pytest.raises(ValueError, match="exp_avg_scale of 'w' has shape"):
+        optimizer.step()
+    assert reads
+
+
 def test_a_schedule_is_asked_at_every_step():
     runs = []
     for built_anew in (False, True):

@@ -21,6 +21,7 @@ from halfstep_torch.engine.rows import alias
 from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import flat
 from halfstep_torch.leaves import check_count, check_grad
+from halfstep_torch.numbers.schedules import Scheduled
 from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
@@ -247,12 +248,14 @@ def attach_numbers(
             before, of_counts = known.get(at, (None, {}))
             of_counts = of_counts if before == h and not link.measures else {}
             _, kept = now.setdefault(at, (h, {}))
+            counts = link.counts or Scheduled in map(type, h)
             for step, of_rules in numbers.items():
-                if step in of_counts:
-                    kept[step] = of_counts[step]
-                elif step not in kept:
-                    kept[step] = link.step_numbers(h, step, measured.get(at))
-                of_rules.append(kept[step])
+                place = step if counts else 0
+                if place in of_counts:
+                    kept[place] = of_counts[place]
+                elif place not in kept:
+                    kept[place] = link.step_numbers(h, step, measured.get(at))
+                of_rules.append(kept[place])
         batch.numbers = numbers
     return now
 

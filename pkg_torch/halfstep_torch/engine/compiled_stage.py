@@ -134,6 +134,8 @@ def compiled_stage(
 
     if (stored := checked(name, has_same_bits)) is not None:
         return stored
+    # Dynamo does not enter a cached property that nobody has read before.
+    step_in_place(*next(scratch(2)))
     keep = functools.partial(store, name)
     return compile_rows(step_in_place, compile_options(device), list(scratch(_SCRATCH // stage.width)), keep)
 

@@ -186,7 +186,7 @@ class Stage:
         words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
 
         def words_of_rows(stream: int, role: int, mixed: bool) -> Words:
-            return lambda shape: words[stream](role, mixed)
+            return functools.partial(words[stream], role, mixed)
 
         return words_of_rows
 

@@ -79,7 +79,8 @@ def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Seq
 def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[..., Tensor]:
     """Return a function from a role to its int32 words for rounding (contract W6, W8).
 
-    With False as a second argument it returns what is mixed to words, the sum itself (contract F15).
+    With False as a second argument it returns what is mixed to words, the sum itself (contract F15). A shape
+    that it is given is that of `index`.
 
     They are mix(index k0 + k1), made once for all roles that share them; the field of the role is at the top,
     and below it is anything.
@@ -92,7 +93,7 @@ def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[
     """
     made: dict[int, Tensor] = {}
 
-    def words(role: int, mixed: bool = True) -> Tensor:
+    def words(role: int, mixed: bool = True, shape: object = None) -> Tensor:
         key = word_role(role)
         if not mixed:
             return index * k0 + keys[key]

@@ -5,6 +5,7 @@ it knows nothing of update rules.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -52,12 +53,12 @@ class Format(shared.Format):
             return Format("float32")
         return self.replace(min_size=0, min_ndim=0, blocks=blocks_of(tuple(shape), self.block_size))
 
-    @property
+    @functools.cached_property
     def arithmetic(self) -> Codes:
         """The arithmetic of the codes."""
         return CODES[self.family][self.dtype]
 
-    @property
+    @functools.cached_property
     def torch_dtype(self) -> torch.dtype:
         """The dtype of the codes."""
         return torch_dtype(self.code_dtype)

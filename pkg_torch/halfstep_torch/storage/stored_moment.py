@@ -4,6 +4,7 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -58,7 +59,7 @@ class StoredMoment:
         """How it is rounded: "feedback", "stochastic" or "nearest"."""
         return "feedback" if self.feeds_back else "nearest" if self.source is None else "stochastic"
 
-    @property
+    @functools.cached_property
     def arrays(self) -> Mapping[str, StateArray]:
         """The codes, and the scales where there are any."""
         packed_of = self.format if self.format.packed else None
@@ -74,12 +75,12 @@ class StoredMoment:
             )
         return arrays if self.again is None else {**arrays, **self.again.arrays}
 
-    @property
+    @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
         """The words that `encode` reads, those of storing again last."""
         return self._sources if self.again is None else self._sources + self.again.sources
 
-    @property
+    @functools.cached_property
     def _sources(self) -> tuple[WordSource, ...]:
         """One, or none; of dithered codes those that were stored, too: what is mixed to words, unmixed."""
         if self.source is None:
@@ -95,7 +96,7 @@ class StoredMoment:
             count = len(self._sources)
             codes = _as_kept(self.again.decode(state, words[count:]), self.format.torch_dtype)
             state, words = {**state, self.key: codes}, words[:count]
-        codes, scale = state[self.key], state.get(scale_key(self.key))
+        codes, scale = state[self.key], state[scale_key(self.key)] if self.format.scaled else None
         drawn = words[1](self.format.decoded_shape(codes)) if len(words) > 1 else None
         return self.format.decode(Encoded(codes, scale), drawn)
 

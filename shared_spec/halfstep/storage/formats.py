@@ -68,14 +68,18 @@ class Format:
             return f"{axes} {'axis is' if axes == 1 else 'axes are'} fewer than min_ndim={self.min_ndim}"
         return ""
 
-    @property
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what follows from the fields.
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @functools.cached_property
     def family(self) -> str:
         """Which codes the format takes: "plain", "scaled", "fixed" or "fine"."""
         if self.scaled:
             return "fine" if self.scale == "fine" else "scaled"
         return "fixed" if self.relative else "plain"
 
-    @property
+    @functools.cached_property
     def codes(self) -> Codes:
         """What the codes are."""
         return CODES[self.family][self.dtype]
