@@ -15,19 +15,12 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.shards import are_plain, local_part, sharding
-from halfstep_torch.engine.batches import (
-    attach_keys,
-    attach_numbers,
-    check_finite,
-    make_batches,
-    measure,
-    send,
-    sharing_streams,
-)
+from halfstep_torch.engine.batches import check_finite, make_batches, measure
 from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import count
+from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, send, sharing_streams
 from halfstep_torch.leaves import has_memory
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
 from halfstep_torch.sharded.cut_blocks import CutBlocks

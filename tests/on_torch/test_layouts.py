@@ -174,9 +174,10 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     from halfstep.random_words import Role
     from halfstep_spec import random_words as spec_words
     from halfstep_torch.distributed.window import Window
-    from halfstep_torch.engine.plan import make_plan, stream_keys
+    from halfstep_torch.engine.plan import make_plan
     from halfstep_torch.engine.rows import Rows, Span
     from halfstep_torch.engine.slots import SlotColumns
+    from halfstep_torch.engine.step_numbers import stream_keys
     from halfstep_torch.link import ParamInfo
     from halfstep_torch.numbers.random_words import as_int32
 

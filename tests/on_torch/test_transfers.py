@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches
+from halfstep_torch.engine import step_numbers
 from halfstep_torch.numbers import op, rounding
 from halfstep_torch.weights import weight_rule
 from on_torch.steps import assert_same_snapshots, reals, snapshot
@@ -28,12 +28,12 @@ class Noted(TorchDispatchMode):
 
 
 def test_arrays_are_sent_in_one_memory_to_places_that_kernels_can_read(monkeypatch):
-    monkeypatch.setattr(batches, "is_elsewhere", lambda device: True)
+    monkeypatch.setattr(step_numbers, "is_elsewhere", lambda device: True)
     rng = np.random.default_rng(0)
     shapes = [(3, 5), (7,), (2, 1), (0,), (9, 2)]
     arrays = [rng.integers(-9, 9, shape).astype(np.int32) for shape in shapes]
     arrays += [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-    sent = batches.as_sent(arrays, torch.device("cpu"))
+    sent = step_numbers.as_sent(arrays, torch.device("cpu"))
     assert len({x.untyped_storage().data_ptr() for x in sent}) == 1
     for x, array in zip(sent, arrays, strict=True):
         assert x.numpy().dtype == array.dtype
@@ -56,17 +56,17 @@ MAKES = {
 
 def stepped(make, elsewhere: bool) -> tuple[list, list, int]:
     """Return the state after some steps, what was read back in the last two, and how often was sent."""
-    sent, send = [], batches.as_sent
+    sent, send = [], step_numbers.as_sent
     read, tolist = [], torch.Tensor.tolist
     with pytest.MonkeyPatch.context() as patch:
         # Which no mode sees on a CPU.
         patch.setattr(torch.Tensor, "tolist", lambda x: read.append((x,)) or tolist(x))
         if elsewhere:
-            patch.setattr(batches, "is_elsewhere", lambda device: True)
+            patch.setattr(step_numbers, "is_elsewhere", lambda device: True)
             for module in (rounding, weight_rule):  # which look at numbers on a CPU alone
                 patch.setattr(module, "is_tame", lambda x: False)
             patch.setattr(op, "_is_one", lambda scale: False)
-        patch.setattr(batches, "as_sent", lambda *args: sent.append(1) or send(*args))
+        patch.setattr(step_numbers, "as_sent", lambda *args: sent.append(1) or send(*args))
         shapes = [(16, 16), (64, 300), (5,), (4, 4, 4), (9, 9)]
         pairs = [(f"w{i}", torch.nn.Parameter(reals(s, seed=i).bfloat16())) for i, s in enumerate(shapes)]
         wide = torch.nn.Parameter(reals((40, 8), seed=9))

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,13 +14,10 @@ from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
-from halfstep_torch.engine.plan import KeysAhead, Plan
+from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.row_plan import StageRows, make_rows
-from halfstep_torch.engine.rows import alias
 from halfstep_torch.engine.slots import Slot, SlotColumns
-from halfstep_torch.engine.step_numbers import flat
 from halfstep_torch.leaves import check_count, check_grad
-from halfstep_torch.numbers.schedules import Scheduled
 from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
@@ -29,7 +25,6 @@ from halfstep_torch.storage.state_array import StateArray
 # Counts from which slots that differ in them are stepped together: each of their rows then reads its numbers,
 # and the kernel that does so is compiled besides.
 _MANY_COUNTS = 5
-_ALIGNED = 4
 
 
 @dataclasses.dataclass
@@ -228,116 +223,5 @@ def _norms_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Calla
     return norms
 
 
-Numbers = dict[tuple[int, int], tuple[Any, dict[int, Any]]]
-"""Of each link of each group, its values and the numbers of each count."""
-
-
-def attach_numbers(
-    batches: Sequence[Batch], measured: Mapping[tuple[int, int], Any], known: Numbers
-) -> Numbers:
-    """Give batches the numbers of each rule, those that depend on all gradients too; return them.
-
-    What is `known` of the step before is not computed again: where counts differ, most are one more than
-    another's.
-    """
-    now: Numbers = {}
-    for batch in batches:
-        group, numbers = batch.group, {slot.step: [] for slot in batch.slots}
-        for j in batch.plan.rule_indices:
-            link, h, at = group.links[j], group.values[j], (group.index, j)
-            before, of_counts = known.get(at, (None, {}))
-            of_counts = of_counts if before == h and not link.measures else {}
-            _, kept = now.setdefault(at, (h, {}))
-            counts = link.counts or Scheduled in map(type, h)
-            for step, of_rules in numbers.items():
-                place = step if counts else 0
-                if place in of_counts:
-                    kept[place] = of_counts[place]
-                elif place not in kept:
-                    kept[place] = link.step_numbers(h, step, measured.get(at))
-                of_rules.append(kept[place])
-        batch.numbers = numbers
-    return now
-
-
 def _has(batch: Batch, link: Any) -> bool:
     return any(batch.group.links[j] is link for j in batch.plan.rule_indices)
-
-
-Sharing = list[tuple[KeysAhead, list[Batch], list[Slot]]]
-"""Batches whose random words are of the same streams, with all their slots, and what makes their keys."""
-
-
-def sharing_streams(batches: Iterable[Batch]) -> Sharing:
-    """Return batches by the streams of their words."""
-    by_streams: dict[tuple, list[Batch]] = {}
-    for batch in batches:
-        by_streams.setdefault(batch.plan.streams, []).append(batch)
-    slots = [[slot for batch in sharing for slot in batch.slots] for sharing in by_streams.values()]
-    keys = [KeysAhead(streams, [x.name for x in of]) for streams, of in zip(by_streams, slots, strict=True)]
-    return list(zip(keys, by_streams.values(), slots, strict=True))
-
-
-def attach_keys(sharing: Sharing) -> None:
-    """Give batches the keys of their random words."""
-    for keys, batches, slots in sharing:
-        columns, start = keys.at([slot.step for slot in slots]), 0
-        for batch in batches:
-            stop = start + len(batch.slots)
-            batch.host_keys, start = columns[:, start:stop], stop
-
-
-def send(batches: Iterable[Batch]) -> None:
-    """Bring numbers and keys of batches to their devices: by one copy to each, for which nothing waits."""
-    by_device: dict[torch.device, list[Batch]] = {}
-    for batch in batches:
-        by_device.setdefault(batch.device, []).append(batch)
-    for device, of_device in by_device.items():
-        arrays = [array for batch in of_device for array in (batch.host_keys, *_vectors(batch))]
-        sent = iter(as_sent(arrays, device))
-        for batch in of_device:
-            batch.keys = SlotColumns(next(sent))
-            vectors = [next(sent) for _ in batch.plan.bounds]
-            for k in batch.measuring:
-                (numbers, *_) = batch.stage_numbers(k).values()
-                for i, x in enumerate(flat(numbers)):
-                    if isinstance(x, Tensor):  # the same for all counts
-                        vectors[k][i].copy_(x)
-            batch.vectors = [x if x.dim() == 1 else SlotColumns(x) for x in vectors]
-
-
-def as_sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return arrays of 4-byte numbers on a device, by one copy of pinned memory; on a CPU in place."""
-    if not is_elsewhere(device):
-        return [torch.from_numpy(array) for array in arrays]
-    # Kernels read what begins at a multiple of 16 bytes.
-    ends = list(itertools.accumulate(-(-array.size // _ALIGNED) * _ALIGNED for array in arrays))
-    host = torch.empty(ends[-1], dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
-    places = list(zip(arrays, [0, *ends], strict=False))
-    for array, start in places:
-        host.numpy()[start : start + array.size] = array.reshape(-1).view(np.int32)
-    there = host.to(device, non_blocking=True)
-    dtypes = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
-    return [alias(there, start, array.shape, dtypes[array.dtype]) for array, start in places]
-
-
-def is_elsewhere(device: torch.device) -> bool:
-    """Whether the host's memory is no memory of a device."""
-    return device.type != "cpu"
-
-
-def _vectors(batch: Batch) -> list[np.ndarray]:
-    """Return of each stage its numbers: float32, a vector or, where counts differ, a column for each slot.
-
-    A number that was measured on a device is 0 in them: it stays there.
-    """
-    made, of_slots = [], 0
-    if len(batch.numbers) > 1:
-        places = {step: i for i, step in enumerate(batch.numbers)}
-        of_slots = [places[slot.step] for slot in batch.slots]
-    for k in range(len(batch.plan.bounds)):
-        numbers = [*map(flat, batch.stage_numbers(k).values())]
-        if k in batch.measuring:
-            numbers = [[0.0 if isinstance(x, Tensor) else x for x in of_count] for of_count in numbers]
-        made.append(np.ascontiguousarray(np.array(numbers, np.float32)[of_slots].T))
-    return made

@@ -10,24 +10,19 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from halfstep.random_words import leaf_id, word_role
+from halfstep.random_words import word_role
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import as_int32, leaf_keys
 from halfstep_torch.storage.blocks import blocks_of
 from halfstep_torch.storage.formats import with_blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import StoredMoment
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights, RoundedWeights
-
-# Leaves, counted anew for each step, whose keys are made at once.
-_KEYS = 1 << 10
 
 
 class Stream(NamedTuple):
@@ -207,37 +202,3 @@ def bind_rules(
         if link.wrapped_links and rules[-1] is not None:
             wrapped_from = min(wrapped_from, i - link.wrapped_links)
     return rules[::-1]
-
-
-def stream_keys(streams: Sequence[Stream], steps: Sequence[int], names: Sequence[str]) -> np.ndarray:
-    """Return the keys of leaves that read the same streams: uint32, a row each.
-
-    Columns: of every stream k0 and each role's k1. `steps` are the counts after their increment.
-    """
-    columns = [np.zeros((len(names), 0), np.uint32)]
-    for seed, prefix, before, roles in streams:
-        counts, leaves = [step - before for step in steps], [leaf_id(prefix + name) for name in names]
-        columns.append(leaf_keys(seed, counts, leaves, roles))
-    return np.concatenate(columns, axis=1)
-
-
-class KeysAhead:
-    """The keys of leaves that read the same streams, of some steps at once where a launch is run again.
-
-    NumPy takes as long for the keys of one leaf as for those of a hundred.
-    """
-
-    def __init__(self, streams: Sequence[Stream], names: Sequence[str]) -> None:
-        self._streams, self._names = streams, names
-        self._first_and_made: tuple[int, list[np.ndarray]] = 0, []
-
-    def at(self, steps: Sequence[int]) -> np.ndarray:
-        """Return the columns of `stream_keys` as int32 rows; from call to call, counts grow by the same."""
-        first, made = self._first_and_made
-        if not first <= steps[0] < first + len(made):
-            count = max(_KEYS // len(steps), 1) if made else 1
-            coming = [step + i for i in range(count) for step in steps]
-            keys = as_int32(stream_keys(self._streams, coming, [*self._names] * count))
-            first, made = steps[0], [np.ascontiguousarray(x.T) for x in np.split(keys, count)]
-            self._first_and_made = first, made  # both or none: the handler of a signal may raise
-        return made[steps[0] - first]
