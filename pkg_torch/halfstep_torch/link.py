@@ -195,25 +195,10 @@ class RuleLink(Link):
         """The rule itself."""
         return self.inner
 
-    @property
-    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the rule."""
-        return self.inner.name
-
-    @property
-    def scope(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the rule."""
-        return self.inner.scope
-
-    @property
-    def last(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the rule rounds the weights itself."""
-        return self.inner.lands
-
-    @property
-    def seed(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the rule."""
-        return getattr(self.inner, "seed", None)
+    def __post_init__(self) -> None:
+        """Say of itself what the rule says; it is the last if the rule rounds the weights."""
+        rule = self.inner
+        vars(self).update(name=rule.name, scope=rule.scope, last=rule.lands, seed=getattr(rule, "seed", None))
 
     def with_seed(self, seed: Any) -> Link:
         """Return the same rule with other random words."""

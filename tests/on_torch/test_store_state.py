@@ -31,6 +31,26 @@ def test_stored_in_float32_it_is_the_transform_itself():
     assert_same_snapshots(*results)
 
 
+def test_a_wrapped_link_measures_all_gradients():
+    results = []
+    for wrap in (lambda tx: tx, lambda tx: hs.store_state(tx, "float32")):
+        params = parameters()
+        made = optimizer(params, wrap(hs.chain(hs.clip_by_global_norm(0.1), adam(eps=0.1))))
+        run(params, made, range(3))
+        results.append([made.state[p]["exp_avg"].clone() for _, p in params])
+    for clipped, stored in zip(*results, strict=True):
+        assert torch.equal(clipped, stored)
+
+
+def test_a_wrapped_link_refuses_gradients_that_would_spread():
+    p = torch.nn.Parameter(torch.ones(4, 4))
+    p.grad = torch.full((4, 4), torch.inf)
+    made = hs.Optimizer([("w", p)], hs.chain(hs.store_state(hs.scale_by_muon(), "bfloat16")))
+    with pytest.raises(ValueError, match="the gradient of 'w' has an infinity or a NaN"):
+        made.step()
+    assert torch.equal(p, torch.ones(4, 4))
+
+
 @pytest.mark.parametrize(
     "fmt", ["bfloat16", FP8, hs.codebook("dynamic4", **SMALL)], ids=["bf16", "fp8", "4 bits"]
 )

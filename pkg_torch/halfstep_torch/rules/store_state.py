@@ -47,35 +47,27 @@ class StoreState(Link):
     prefix: str
     seed: Any
 
-    @property
-    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What state dicts and messages call it: the formats must agree."""
-        return f"{_CALLER}({self.inner.name}, {_description(self.format)})"
+    def __post_init__(self) -> None:
+        """Say of itself what the wrapped link says."""
+        inner = self.inner
+        said = {
+            # What state dicts and messages call it: the formats must agree.
+            "name": f"{_CALLER}({inner.name}, {_description(self.format)})",
+            "scope": inner.scope,
+            "reads_names": self.select is not None or inner.reads_names,
+            "measures": inner.measures,
+            "needs_finite": inner.needs_finite,
+        }
+        vars(self).update(said)
 
     @property
     def rule(self) -> Rule:
         """That of the wrapped link."""
         return self.inner.rule
 
-    @property
-    def scope(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the wrapped rule."""
-        return self.inner.scope
-
-    @property
-    def reads_names(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the choice depends on names."""
-        return self.select is not None or self.inner.reads_names
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        """Those of the wrapped rule."""
-        return self.inner.entries
-
-    @property
-    def state_keys(self) -> tuple[str, ...]:
-        """Those of the wrapped rule."""
-        return self.inner.state_keys
+    def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
+        """Return what the wrapped rule measures."""
+        return self.inner.measure(h, norms)
 
     def read(self, caller: str, group: Mapping[str, Any]) -> Any:
         """Return what the wrapped rule reads."""
@@ -84,10 +76,6 @@ class StoreState(Link):
     def applies_to(self, name: str, param: Tensor) -> bool:
         """Whether the wrapped rule touches this parameter."""
         return self.inner.applies_to(name, param)
-
-    def step_numbers(self, h: Any, step: int, measured: Mapping[str, Any] | None = None) -> Any:
-        """Return those of the wrapped rule."""
-        return self.inner.step_numbers(h, step, measured)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> BoundRule | None:
         """Bind the wrapped rule, with the moments that are chosen stored once more."""
