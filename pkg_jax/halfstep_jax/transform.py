@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ from halfstep_jax.xla.shards import known_shards, shards
 _TRIAL_SHAPE = (8, 16)
 
 P = ParamSpec("P")
+R = TypeVar("R", bound=Rule)
 
 
 def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
@@ -118,11 +119,13 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def transform_of(rule: Callable[P, Rule]) -> Callable[P, optax.GradientTransformationExtraArgs]:
+def transform_of(
+    rule: Callable[P, R], make: Callable[[R], optax.GradientTransformationExtraArgs] = as_transform
+) -> Callable[P, optax.GradientTransformationExtraArgs]:
     """Return the function that makes transforms of a class of rules: its arguments and its docstring."""
 
     def transform(*args: P.args, **options: P.kwargs) -> optax.GradientTransformationExtraArgs:
-        return as_transform(rule(*args, **options))
+        return make(rule(*args, **options))
 
     transform.__doc__, transform.__name__ = docstring_of(rule), getattr(rule, "name", rule.__name__)
     transform.__qualname__, transform.__module__ = transform.__name__, rule.__module__

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ from halfstep_torch.storage.state_array import Shape
 _NUMBERS_OP: Any = NumbersOp()
 
 P = ParamSpec("P")
+R = TypeVar("R", bound=Rule)
+L = TypeVar("L")
 
 
 class ParamInfo(NamedTuple):
@@ -219,7 +221,7 @@ def as_link(rule: Rule) -> Link:
     return rule
 
 
-def checked_rule(rule: Any) -> Any:
+def checked_rule(rule: R) -> R:
     """Return a rule with its values in canonical form."""
     entries, moments = entries_of(type(rule)), declared(type(rule)).moments.values()
     fields = ((entry, entry.field, getattr(rule, entry.field)) for entry in entries)
@@ -230,16 +232,16 @@ def checked_rule(rule: Any) -> Any:
     formats = {moment.dtype for moment in moments if moment.dtype}
     canonical: dict[str, Any] = {field: group_value(values[field]) for field in formats}
     if has_field(rule, "seed"):
-        canonical["seed"] = as_seed(rule.name, rule.seed)
+        canonical["seed"] = as_seed(rule.name, rule.seed)  # pyright: ignore[reportAttributeAccessIssue]
     return dataclasses.replace(rule, **canonical)
 
 
-def link_of(rule: Callable[P, Rule]) -> Callable[P, Rule]:
+def link_of(rule: Callable[P, R], make: Callable[[R], L] = checked_rule) -> Callable[P, L]:
     """Return the function that makes checked links of a class of rules: its arguments and its docstring."""
 
     @functools.wraps(rule, updated=())
-    def link(*args: P.args, **options: P.kwargs) -> Rule:
-        return checked_rule(rule(*args, **options))
+    def link(*args: P.args, **options: P.kwargs) -> L:
+        return make(rule(*args, **options))
 
     link.__doc__ = docstring_of(rule)
     link.__name__ = link.__qualname__ = getattr(rule, "name", rule.__name__)

@@ -5,6 +5,7 @@ from typing import Any
 
 import optax
 
+from halfstep.rules.muon import MuonMomentum, NormalizeRows
 from halfstep_spec import RULES
 from halfstep_spec.vectors import Array, Case
 
@@ -101,8 +102,8 @@ def given_factor(options: dict[str, Any], package: Any) -> Any:
     options.pop("given")
     factor = [Given(None, axis, scale=scale)]
     if beta2 is not None:
-        factor = [Given(None, axis, scale=None), rules.NormalizeRows(None, axis, scale, beta2)]
-    links = rules.MuonMomentum(**unrefused(options)), *factor
+        factor = [Given(None, axis, scale=None), NormalizeRows(None, axis, scale, beta2)]
+    links = MuonMomentum(**unrefused(options)), *factor
     as_transform = getattr(package, "as_transform", None)
     return package.chain(*links) if as_transform is None else optax.chain(*map(as_transform, links))
 

@@ -13,9 +13,16 @@ import optax
 from jax.core import Tracer
 
 from halfstep.recipes import Recipe, takes_recipe
-from halfstep.rule import declared
 from halfstep.rules import muon as shared
-from halfstep.rules.muon import NS_COEFFS, MatrixAxes, MuonMomentum, NormalizeRows, axes_of, matrices_of
+from halfstep.rules.muon import (
+    NS_COEFFS,
+    MatrixAxes,
+    MuonMomentum,
+    NormalizeRows,
+    ScaleByMuon,
+    axes_of,
+    matrices_of,
+)
 from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep.storage.moment_formats import Rounding
@@ -26,7 +33,7 @@ from halfstep_jax.placement import cut_as, whole_along
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import links_of
 from halfstep_jax.storage.state_dtypes import StateDType
-from halfstep_jax.transform import as_transform
+from halfstep_jax.transform import as_transform, transform_of
 from halfstep_jax.weights.weight_storage import with_param_storage
 
 _MUON = "scale_by_muon"
@@ -51,95 +58,6 @@ class NormalizeRowsState(NamedTuple):
     seed: jax.Array
     nu_row: optax.Updates
     nu_row_scale: Any = optax.EmptyState()
-
-
-@takes_recipe(declared(MuonMomentum).moments.values(), stores_weights=False)
-def scale_by_muon(
-    ns_coeffs: Any = NS_COEFFS,
-    ns_steps: int = 5,
-    beta: jax.typing.ArrayLike = 0.95,
-    eps: float = 1e-7,
-    mu_dtype: StateDType | None = None,
-    *,
-    nesterov: bool = True,
-    bias_correction: bool = False,
-    output_axis: int | tuple[int, ...] = OUTPUT_AXIS,
-    reduction_axis: int | tuple[int, ...] | None = None,
-    scale: str | None = "original",
-    normalize: str | None = None,
-    beta2: jax.typing.ArrayLike = 0.95,
-    ns_dtype: str = "float32",
-    mu_rounding: Rounding = "auto",
-    seed: jax.typing.ArrayLike = 0,
-) -> optax.GradientTransformationExtraArgs:
-    """Replace the update of every matrix by the factor of its momentum: the nearest matrix that only turns.
-
-    With m the average as it was stored, h one step ahead of it, and s a number of the shape:
-
-        m <- store((beta m) + ((1 - beta) g))
-        h = (beta m) + ((1 - beta) g)
-        u = s NewtonSchulz(h)
-
-    The factor is of five steps, in float32, in XLA's own order of sums: another backend's lies within a bound
-    (contract A14). Given the factor, all else has the same bits everywhere. A zero matrix gives exactly 0. A
-    gradient or a momentum with an infinity or a NaN makes the whole matrix NaN; outside of `jax.jit` it is
-    refused by name.
-
-    Args:
-        ns_coeffs: three numbers for all steps, or a row of three for each, or a name. "jordan" is the
-            default. "deepseek_v4", with ns_steps=10, takes singular values to 1. "polar_express" has steps
-            that begin steeper.
-        ns_steps: of Newton and Schulz, 1 to 20.
-        beta: decay rate of the average.
-        eps: what the norm of a matrix counts as at least.
-        mu_dtype: how the momentum is stored; None: `scaled("float16", 128)` for bfloat16 params, else
-            float32. The factor magnifies errors of storing 485 times: of 8 bits use `scaled("int8", 32,
-            scale="fine")`; others are warned of, and 4 bits refused.
-        nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
-        bias_correction: Optax's form: g is divided by 1 - beta^t, and m by 1 - beta^(t + 1), or by 1 - beta^t
-            without `nesterov`.
-        output_axis: the axis, or axes, of the outputs of the layer: 1 for kernels of inputs by outputs.
-        reduction_axis: the axes of its inputs; of arrays of two axes the other axis. Axes that are neither
-            count matrices: a stack of layers (layers, in, out) has reduction_axis=1, output_axis=2.
-        scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
-            outputs)), with which learning rate and decay are AdamW's; None, 1.
-        normalize: "rows" (NorMuon) divides each row of the factor by the root of an average of its mean
-            square, one float32 an output. Then the matrix gets its norm back (contract A22).
-        beta2: decay rate of that average.
-        ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
-            (distance 0.046 on digits) than momentum in 16 bits (0.014).
-        mu_rounding: as in `scale_by_adam`; "auto" is nearest, unless that freezes.
-        seed: of the random words.
-
-    Returns:
-        An Optax transform. Its updates are float32. Its state has the momentum's state, and an empty state or
-        that of the rows.
-
-    Raises:
-        TypeError: for what is not a number.
-        ValueError: for a number out of range, and 4 bits; from `init`, for a leaf that is no matrix, or an
-            empty one.
-
-    Example:
-        >>> tx = scale_by_muon(mu_dtype="float32")
-        >>> params = {"w": jnp.eye(2)}
-        >>> updates, _ = tx.update({"w": jnp.zeros((2, 2))}, tx.init(params))
-        >>> updates["w"].tolist()
-        [[0.0, 0.0], [0.0, 0.0]]
-
-    Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024;
-    `consistent_rms`, J. Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982; `normalize`, Z. Li
-    et al., "NorMuon", arXiv:2510.05491. Storage is ours (contract A13, A14, A22, F20).
-    """
-    shared.check_normalize(_MUON, normalize)
-    ns_coeffs = shared.check_factor(_MUON, ns_coeffs, ns_steps, eps, ns_dtype, scale)
-    axes = MatrixAxes(reduction_axis, output_axis)  # pyright: ignore[reportArgumentType]
-    momentum = MuonMomentum(beta, mu_dtype, nesterov, bias_correction, mu_rounding, seed)
-    factor = Orthogonalize(*axes, ns_coeffs, ns_steps, eps, ns_dtype, None if normalize else scale)
-    whole = as_transform(factor)
-    if normalize:
-        whole = optax.chain(whole, as_transform(NormalizeRows(*axes, scale, beta2)))
-    return _of_matrices(axes, optax.chain(as_transform(momentum), _of_whole(axes, whole)))
 
 
 @takes_recipe(MUON.moments)
@@ -279,11 +197,25 @@ class Orthogonalize(shared.Orthogonalize):
     """The factor of matrices in XLA."""
 
     name = _MUON
+    usual_output_axis = OUTPUT_AXIS
 
     def factor(self, x: jax.Array, matrices: shared.Matrices) -> jax.Array:
         """Return the Newton-Schulz factor of every matrix."""
         coefficients = shared.coefficients_of(self.ns_coeffs, self.ns_steps)
         return newton_schulz(x, matrices, coefficients, self.eps, self.ns_dtype)
+
+
+def _links(rule: ScaleByMuon) -> optax.GradientTransformationExtraArgs:
+    """Return the momentum of matrices, and behind it their factors."""
+    factor, rows = rule.of_factor(_MUON, Orthogonalize)
+    axes = MatrixAxes(factor.reduction_axis, factor.output_axis)
+    whole = as_transform(factor)
+    if rows is not None:
+        whole = optax.chain(whole, as_transform(rows))
+    return _of_matrices(axes, optax.chain(as_transform(rule.momentum), _of_whole(axes, whole)))
+
+
+scale_by_muon = transform_of(ScaleByMuon, _links)
 
 
 def _label(axes: MatrixAxes | None) -> str:

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from halfstep.hyperparameters import several
 from halfstep.recipes import Recipe, takes_recipe
-from halfstep.rule import declared
+from halfstep.rule import Rule
 from halfstep.rules import muon as shared
-from halfstep.rules.muon import NS_COEFFS, NormalizeRows, matrices_of
+from halfstep.rules.muon import NS_COEFFS, ScaleByMuon, matrices_of
 from halfstep.rules.muon_split import MatrixChoice
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.link import Link, ParamInfo, checked_rule
+from halfstep_torch.link import Link, ParamInfo, checked_rule, link_of
 from halfstep_torch.numbers.newton_schulz import newton_schulz
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
@@ -26,7 +26,6 @@ from halfstep_torch.rules.named import links_of
 from halfstep_torch.storage.state_dtypes import DType
 from halfstep_torch.weights.weight_storage import with_param_storage
 
-MuonMomentum = shared.MuonMomentum
 _MUON = "scale_by_muon"
 _SCALES = {None: "original", "original": "original", "match_rms_adamw": "consistent_rms"}
 Axes = int | tuple[int, ...]
@@ -36,6 +35,7 @@ class Orthogonalize(shared.Orthogonalize, Link):
     """The factor of matrices in torch."""
 
     name = _MUON
+    usual_output_axis = OUTPUT_AXIS
     reads_names = True
     needs_finite = True
 
@@ -50,88 +50,19 @@ class Orthogonalize(shared.Orthogonalize, Link):
         return newton_schulz(x, matrices, coefficients, self.eps, self.ns_dtype)
 
 
-@takes_recipe(declared(MuonMomentum).moments.values(), stores_weights=False)
-def scale_by_muon(
-    ns_coeffs: Any = NS_COEFFS,
-    ns_steps: int = 5,
-    beta: float = 0.95,
-    eps: float = 1e-7,
-    mu_dtype: DType = None,
-    *,
-    nesterov: bool = True,
-    bias_correction: bool = False,
-    output_axis: Axes = OUTPUT_AXIS,
-    reduction_axis: Axes | None = None,
-    scale: str | None = "original",
-    normalize: str | None = None,
-    beta2: float = 0.95,
-    ns_dtype: str = "float32",
-    mu_rounding: Rounding = "auto",
-    seed: Seed = 0,
-) -> Chain:
-    """Replace the update of every matrix by the factor of its momentum: the nearest matrix that only turns.
+def _links(rule: ScaleByMuon) -> Chain:
+    """Return the momentum of matrices, and behind it their factors."""
+    of_factor = _of_factor(_MUON, rule)
+    return chain(checked_rule(rule.momentum), *of_factor)
 
-    With m the average as it was stored, h one step ahead of it, and s a number of the shape:
 
-        m <- store((beta m) + ((1 - beta) g))
-        h = (beta m) + ((1 - beta) g)
-        u = s NewtonSchulz(h)
+def _of_factor(caller: str, rule: ScaleByMuon) -> list[Rule]:
+    """Return the link of the factor and, where they are normalized, that of its rows."""
+    factor, rows = rule.of_factor(caller, Orthogonalize)
+    return [factor] if rows is None else [factor, checked_rule(rows)]
 
-    The factor is of five steps, in float32, in torch's own order of sums: another backend's lies within a
-    bound (contract A14). Given the factor, all else has the same bits everywhere. A zero matrix gives exactly
-    0. A gradient or a momentum with an infinity or a NaN is refused by name, and no weight changes.
 
-    Group entries: `momentum`, `mu_dtype`, and with `normalize` `beta2`. State: `momentum_buffer`, of formats
-    with scales `momentum_buffer_scale`, and with `normalize` `second_momentum_buffer`.
-
-    Args:
-        ns_coeffs: three numbers for all steps, or a row of three for each; or a name: "jordan" (the default's
-            numbers), "deepseek_v4" (with ns_steps=10: the last two steps take singular values to 1), or
-            "polar_express", whose steps begin steeper.
-        ns_steps: of Newton and Schulz, 1 to 20.
-        beta: decay rate of the average.
-        eps: what the norm of a matrix counts as at least.
-        mu_dtype: how the momentum is stored; None: `scaled("float16", 128)` for bfloat16 weights, else
-            float32. The factor magnifies errors of storing 485 times: of 8 bits use `scaled("int8", 32,
-            scale="fine")`; others are warned of, and 4 bits refused.
-        nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
-        bias_correction: Optax's form: g is divided by 1 - beta^t, and m by 1 - beta^(t + 1), or by 1 - beta^t
-            without `nesterov`.
-        output_axis: the axis, or axes, of the outputs of the layer: 0 for weights of outputs by inputs.
-        reduction_axis: the axes of its inputs; of arrays of two axes the other axis. Axes that are neither
-            count matrices: a stack of layers (layers, out, in) has output_axis=1, reduction_axis=2.
-        scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
-            outputs)), with which learning rate and decay are AdamW's; None, 1.
-        normalize: "rows" (NorMuon) divides what the factor gives each output by the root of an average of its
-            mean square, one float32 an output, and gives the matrix its norm back (contract A22); None: not.
-        beta2: decay rate of that average.
-        ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
-            (distance 0.046 on digits) than momentum in 16 bits (0.014).
-        mu_rounding: as in `scale_by_adam`; "auto" is nearest, unless that freezes.
-        seed: of the random words.
-
-    Raises:
-        TypeError: for what is not a number.
-        ValueError: for a number out of range, and for 4 bits. From the optimizer, for a parameter that is no
-            matrix or is empty, and for a gradient or a momentum that is not finite.
-
-    Example:
-        >>> import torch, halfstep_torch as hs
-        >>> w = torch.nn.Parameter(torch.eye(2))
-        >>> optimizer = hs.Optimizer([w], hs.chain(hs.scale_by_muon(), hs.scale_by_learning_rate(0.5)))
-        >>> w.grad = torch.zeros(2, 2)
-        >>> optimizer.step()
-        >>> w.tolist()
-        [[1.0, 0.0], [0.0, 1.0]]
-
-    Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024;
-    `consistent_rms`, J. Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982; `normalize`, Z. Li
-    et al., "NorMuon", arXiv:2510.05491. Storage is ours (contract A13, A14, A22, F20).
-    """
-    momentum = MuonMomentum(beta, mu_dtype, nesterov, bias_correction, mu_rounding, seed)
-    ns_coeffs = shared.check_factor(_MUON, ns_coeffs, ns_steps, eps, ns_dtype, scale)
-    factor = Orthogonalize(reduction_axis, output_axis, ns_coeffs, ns_steps, eps, ns_dtype, scale)
-    return chain(checked_rule(momentum), *_factor_links(_MUON, factor, normalize, beta2))
+scale_by_muon = link_of(ScaleByMuon, _links)
 
 
 class Muon(Optimizer):
@@ -237,10 +168,11 @@ class Muon(Optimizer):
         state_device: str | None = None,
     ) -> None:
         caller = type(self).__name__
-        scale = _scale_of(caller, adjust_lr_fn)
-        ns_coeffs = shared.check_factor(caller, ns_coefficients, ns_steps, eps, ns_dtype, scale)
-        factor = Orthogonalize(None, OUTPUT_AXIS, ns_coeffs, ns_steps, eps, ns_dtype, scale)
-        of_factor = _factor_links(caller, factor, normalize, beta2)
+        options = {"ns_dtype": ns_dtype, "normalize": normalize, "beta2": beta2}
+        rule = ScaleByMuon(
+            ns_coefficients, ns_steps, eps=eps, scale=_scale_of(caller, adjust_lr_fn), **options
+        )
+        of_factor = _of_factor(caller, rule)
         b1, b2 = several(caller, "betas", betas, 2)
         given = {**locals(), "beta": momentum, "learning_rate": lr, "adam_b1": b1, "adam_b2": b2}
         given = {name: given[name] for name in MUON.arguments & given.keys()}
@@ -270,19 +202,10 @@ def _scale_of(caller: str, adjust_lr_fn: str | None) -> str | None:
     return _SCALES[adjust_lr_fn]
 
 
-def _factor_links(caller: str, factor: Orthogonalize, normalize: str | None, beta2: float) -> list[Link]:
-    """Return the link of the factor or, with the rows behind it, two: the last one scales."""
-    shared.check_normalize(caller, normalize)
-    if normalize is None:
-        return [factor]
-    rows = NormalizeRows(factor.reduction_axis, factor.output_axis, factor.scale, beta2)
-    return [dataclasses.replace(factor, scale=None), checked_rule(rows)]
-
-
 def _chain(
     caller: str,
     given: Mapping[str, Any],
-    of_factor: Sequence[Link],
+    of_factor: Sequence[Any],
     *,
     use_muon: bool,
     output_axis: Axes,

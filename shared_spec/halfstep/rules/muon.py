@@ -1,10 +1,12 @@
 """Muon (contract A13, A14, A22): momentum, the matrices of an array, and what surrounds their factor."""
 
+import dataclasses
 import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -38,6 +40,8 @@ SCALES = ("original", "consistent_rms", None)
 NORMALIZED = ("rows", None)
 MOST_STEPS = 20
 _SMALLEST_NORMAL = 2.0**-126
+_MOMENTUM = moment(rate="beta", torch="momentum_buffer", errors="amplified")
+Factor = TypeVar("Factor", bound="Orthogonalize")
 
 
 class MuonMomentum(Rule):
@@ -51,7 +55,7 @@ class MuonMomentum(Rule):
     bias_correction: bool = False
     mu_rounding: Rounding = "auto"
     seed: Any = 0
-    mu = moment(rate="beta", torch="momentum_buffer", errors="amplified")
+    mu = _MOMENTUM
 
     def numbers(self, h, t, op):
         """Return the inverse bias corrections of Optax's form; none of torch's."""
@@ -88,8 +92,10 @@ class OfMatrices(Rule):
 class Orthogonalize(OfMatrices):
     """Replaces every matrix by its factor, times a number that its shape gives.
 
-    A framework gives `factor`, from an array and its `Matrices`.
+    A framework gives `factor`, from an array and its `Matrices`, and the axis of outputs of its layers.
     """
+
+    usual_output_axis: ClassVar[int]
 
     name = "scale_by_muon"
     needs = "update"
@@ -141,6 +147,112 @@ class NormalizeRows(OfMatrices):
             axis if axis is None else axes_of(axis) for axis in (self.reduction_axis, self.output_axis)
         )
         return _row_shape(inputs, outputs)
+
+
+class ScaleByMuon(Rule):
+    """Replace the update of every matrix by the factor of its momentum: the nearest matrix that only turns.
+
+    With m the average as it was stored, h one step ahead of it, and s a number of the shape:
+
+        m <- store((beta m) + ((1 - beta) g))
+        h = (beta m) + ((1 - beta) g)
+        u = s NewtonSchulz(h)
+
+    The factor is of five steps, in float32, in the framework's own order of sums: another backend's lies
+    within a bound (contract A14). Given the factor, all else has the same bits everywhere. A zero matrix
+    gives exactly 0. A gradient or a momentum with an infinity or a NaN is refused by name, and no weight
+    changes; under `jax.jit` it makes the whole matrix NaN.
+
+    In JAX updates are float32, and the state has the momentum's state, and an empty state or that of the
+    rows. In torch, entries of param groups are `momentum`, `mu_dtype`, and with `normalize` `beta2`. The
+    state is `momentum_buffer`, of formats with scales `momentum_buffer_scale`, and with `normalize`
+    `second_momentum_buffer`.
+
+    Args:
+        ns_coeffs: three numbers for all steps, or a row of three for each, or a name. "jordan" is the
+            default. "deepseek_v4", with ns_steps=10, takes singular values to 1. "polar_express" has steps
+            that begin steeper.
+        ns_steps: of Newton and Schulz, 1 to 20.
+        beta: decay rate of the average.
+        eps: what the norm of a matrix counts as at least.
+        mu_dtype: how the momentum is stored; None: `scaled("float16", 128)` for bfloat16 weights, else
+            float32. The factor magnifies errors of storing 485 times: of 8 bits use `scaled("int8", 32,
+            scale="fine")`; others are warned of, and 4 bits refused.
+        nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
+        bias_correction: Optax's form: g is divided by 1 - beta^t, and m by 1 - beta^(t + 1), or by 1 - beta^t
+            without `nesterov`.
+        output_axis: the axis, or axes, of the outputs of the layer; None: 1 in JAX, whose kernels are inputs
+            by outputs, 0 in torch.
+        reduction_axis: the axes of its inputs; of arrays of two axes the other axis. Axes that are neither
+            count matrices: a stack of layers (layers, in, out) has reduction_axis=1, output_axis=2.
+        scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
+            outputs)), with which learning rate and decay are AdamW's; None, 1.
+        normalize: "rows" (NorMuon) divides what the factor gives each output by the root of an average of its
+            mean square, one float32 an output. Then the matrix gets its norm back (contract A22).
+        beta2: decay rate of that average.
+        ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
+            (distance 0.046 on digits) than momentum in 16 bits (0.014).
+        mu_rounding: as in `scale_by_adam`; "auto" is nearest, unless that freezes.
+        seed: of the random words.
+
+    Raises:
+        TypeError: for what is not a number.
+        ValueError: for a number out of range, and for 4 bits. From `init` or the optimizer, for a weight that
+            is no matrix or is empty.
+
+    Example:
+        >>> import halfstep_jax, halfstep_torch as hs, optax
+        >>> tx = optax.chain(halfstep_jax.scale_by_muon(), halfstep_jax.scale_by_learning_rate(0.02))
+        >>> tx = hs.chain(hs.scale_by_muon(), hs.scale_by_learning_rate(0.02))
+
+    Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024;
+        `consistent_rms`, J. Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982; `normalize`,
+        Z. Li et al., "NorMuon", arXiv:2510.05491. Storage is ours (contract A13, A14, A22, F20).
+    """
+
+    ns_coeffs: Any = NS_COEFFS
+    ns_steps: int = 5
+    beta: Any = decay_rate(0.95, torch="momentum")
+    eps: float = 1e-7
+    mu_dtype: Any = None
+    _: KW_ONLY
+    nesterov: bool = True
+    bias_correction: bool = False
+    output_axis: Any = None
+    reduction_axis: Any = None
+    scale: str | None = "original"
+    normalize: str | None = None
+    beta2: Any = 0.95
+    ns_dtype: str = "float32"
+    mu_rounding: Rounding = "auto"
+    seed: Any = 0
+    mu = _MOMENTUM
+
+    @property
+    def momentum(self) -> MuonMomentum:
+        """The first of the rules that it stands for."""
+        fields = dataclasses.fields(MuonMomentum)  # pyright: ignore[reportArgumentType]
+        return MuonMomentum(**{field.name: getattr(self, field.name) for field in fields})
+
+    def of_factor(self, caller: str, orthogonalize: type[Factor]) -> tuple[Factor, NormalizeRows | None]:
+        """Return the others: the factor, and what normalizes its rows, which then scales.
+
+        Raises:
+            TypeError: if a number is none.
+            ValueError: if an option of them has no meaning.
+        """
+        if self.normalize not in NORMALIZED:
+            raise ValueError(
+                f'{caller}: normalize={self.normalize!r} is none of ours. Use "rows", or None for none.'
+            )
+        options = (self.ns_steps, self.eps, self.ns_dtype, self.scale)
+        ns_coeffs = check_factor(caller, self.ns_coeffs, *options)
+        axis = orthogonalize.usual_output_axis if self.output_axis is None else self.output_axis
+        axes = MatrixAxes(self.reduction_axis, axis)
+        factor = orthogonalize(*axes, ns_coeffs, *options)
+        if self.normalize is None:
+            return factor, None
+        return dataclasses.replace(factor, scale=None), NormalizeRows(*axes, self.scale, self.beta2)
 
 
 class MatrixAxes(NamedTuple):
@@ -257,12 +369,6 @@ def _row_shape(reduction_axis: Any, output_axis: Any) -> Callable[[tuple[int, ..
         return tuple(1 if axis in inputs else size for axis, size in enumerate(shape))
 
     return shape_of
-
-
-def check_normalize(caller: str, normalize: Any) -> None:
-    """Refuse what cannot be normalized."""
-    if normalize not in NORMALIZED:
-        raise ValueError(f'{caller}: normalize={normalize!r} is none of ours. Use "rows", or None for none.')
 
 
 def coefficients_of(ns_coeffs: tuple, ns_steps: int) -> tuple[tuple[float, float, float], ...]:
