@@ -21,7 +21,13 @@ from halfstep_torch.engine.step_numbers import stream_keys
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer import Optimizer, check_optimizer
-from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
+from halfstep_torch.optimizer_state.form import (
+    LAST_STEP,
+    check_form,
+    check_group_counts,
+    check_parameter_counts,
+    saved_step,
+)
 from halfstep_torch.optimizer_state.group_entries import check_decay
 from halfstep_torch.optimizer_state.state_dict import replace_groups
 from halfstep_torch.saved_state import at_home
@@ -239,11 +245,7 @@ def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[s
 
 
 def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mapping]) -> None:
-    if len(groups) != len(saved):
-        raise ValueError(
-            f"{caller}: the state dict has {len(saved)} param groups, this optimizer {len(groups)}. "
-            "Build it with the groups of the run that was saved."
-        )
+    check_group_counts(caller, len(saved), len(groups))
     for i, (group, saved_group) in enumerate(zip(groups, saved, strict=True)):
         for name in ("amsgrad", "dampening"):
             if saved_group.get(name) and not (group.get(name)):
@@ -251,12 +253,7 @@ def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mappin
                     f"{caller}: {name}={saved_group[name]} in param group {i} of the state dict; it is not "
                     "here. Start from a fresh state."
                 )
-        if len(group["params"]) != len(saved_group["params"]):
-            raise ValueError(
-                f"{caller}: param group {i} has {len(saved_group['params'])} parameters in the state dict, "
-                f"{len(group['params'])} here. Build the optimizer with the parameters of the run that was "
-                "saved."
-            )
+        check_parameter_counts(caller, i, len(saved_group["params"]), len(group["params"]))
 
 
 def _ids(caller: str, index: int, group: Mapping, saved: Mapping) -> list[Any]:

@@ -43,6 +43,24 @@ def check_form(caller: str, state_dict: Any, way_out: str = "Pass what state_dic
                 )
 
 
+def check_group_counts(caller: str, saved: int, here: int) -> None:
+    """Raise ValueError unless there are as many param groups as were saved."""
+    if saved != here:
+        raise ValueError(
+            f"{caller}: the state dict has {saved} param groups, this optimizer {here}. "
+            "Build it with the groups of the run that was saved."
+        )
+
+
+def check_parameter_counts(caller: str, group: int, saved: int, here: int) -> None:
+    """Raise ValueError unless a group has as many parameters as were saved."""
+    if saved != here:
+        raise ValueError(
+            f"{caller}: param group {group} has {saved} parameters in the state dict, {here} here. "
+            "Build the optimizer with the parameters of the run that was saved."
+        )
+
+
 def check_header(caller: str, group: int, header: Any) -> None:
     """Raise TypeError or ValueError unless a group's header is of the form that `state_dict` writes."""
     _check_kind(caller, f"'halfstep' of group {group}", header, Mapping, _DAMAGED)

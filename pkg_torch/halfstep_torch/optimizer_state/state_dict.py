@@ -20,7 +20,15 @@ from halfstep_torch.distributed.placement import placed_copy
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.leaves import check_scale_bytes, leaf_names
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.optimizer_state.form import HEADER, check_form, check_header, check_seeds, saved_step
+from halfstep_torch.optimizer_state.form import (
+    HEADER,
+    check_form,
+    check_group_counts,
+    check_header,
+    check_parameter_counts,
+    check_seeds,
+    saved_step,
+)
 from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.state_array import StateArray
 
@@ -63,11 +71,7 @@ def read_groups(
     """Return copies of the saved param groups, without headers, and of each ids by leaf name, and seeds."""
     check_form("load_state_dict", state_dict)
     groups = copy.deepcopy(list(state_dict["param_groups"]))
-    if len(groups) != len(headers):
-        raise ValueError(
-            f"load_state_dict: the state dict has {len(groups)} param groups, this optimizer "
-            f"{len(headers)}. Build it with the groups of the run that was saved."
-        )
+    check_group_counts("load_state_dict", len(groups), len(headers))
     ids, seeds, before = [], [], [0, 0]
     for i, (group, expected) in enumerate(zip(groups, headers, strict=True)):
         saved = group.pop(HEADER, None)
@@ -106,12 +110,7 @@ def _compare(saved: Mapping[str, Any], expected: Mapping[str, Any], group: int, 
             f"{', '.join(expected['links'])}. Build the chain of the run that was saved."
         )
     check_seeds("load_state_dict", group, saved["seeds"], expected["seeds"])
-    if count != len(expected["names"]):
-        raise ValueError(
-            f"load_state_dict: param group {group} has {count} parameters in the state dict, "
-            f"{len(expected['names'])} here. Build the optimizer with the parameters of the run that was "
-            "saved."
-        )
+    check_parameter_counts("load_state_dict", group, count, len(expected["names"]))
 
 
 def _saved_names(

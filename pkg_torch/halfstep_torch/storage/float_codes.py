@@ -18,9 +18,15 @@ from halfstep_torch.storage.base_codes import Codes
 
 
 class _Floats(Codes):
+    """Floats that a cast makes, and reads."""
+
     def to_wide(self, codes: Tensor) -> Tensor:
         """Undo the cast."""
         return codes.to(torch.float32)
+
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
+        """Return the numbers themselves or, in a format with a scale, times 2^s."""
+        return wide if scale is None else wide * XP.unit(scale, self.exponent)
 
 
 class PlainCodes(_Floats):
@@ -37,13 +43,9 @@ class PlainCodes(_Floats):
         number = round_number(x, self.dtype, words, saturate=True)
         return number, number
 
-    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return the numbers themselves."""
-        return wide
-
 
 class SignedCodes(_Floats):
-    """Floats with a scale. They are made by a cast, and read by one."""
+    """Floats with a scale."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return x / 2^s, rounded."""
@@ -55,13 +57,16 @@ class SignedCodes(_Floats):
             return codes
         return torch.where((x > 0) & (codes == 0) & nonzero, self.numbers.smallest, codes)
 
-    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return codes times 2^s."""
-        assert scale is not None
-        return wide * XP.unit(scale, self.exponent)
+
+class PatternCodes(_Floats):
+    """Floats with a scale for which torch has no dtype: their patterns, of which infinity's is read too."""
+
+    def to_wide(self, codes: Tensor) -> Tensor:
+        """Return the numbers of the patterns."""
+        return from_patterns(codes.to(torch.int32), self.numbers)
 
 
-class FixedCodes(Codes):
+class FixedCodes(PatternCodes):
     """Floats of 8 bits as patterns, without a scale: rounding knows their numbers without decoding them."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
@@ -71,24 +76,3 @@ class FixedCodes(Codes):
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
         """Return the patterns, and the numbers."""
         return round_to_patterns(x, self.numbers, words)
-
-    def to_wide(self, codes: Tensor) -> Tensor:
-        """Return the numbers of the patterns."""
-        return from_patterns(codes.to(torch.int32), self.numbers)
-
-    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return the numbers themselves."""
-        return wide
-
-
-class PatternCodes(Codes):
-    """Floats with a scale for which torch has no dtype: their patterns, of which infinity's is read too."""
-
-    def to_wide(self, codes: Tensor) -> Tensor:
-        """Return the numbers of the patterns."""
-        return from_patterns(codes.to(torch.int32), self.numbers)
-
-    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return numbers times 2^s."""
-        assert scale is not None
-        return wide * XP.unit(scale, self.exponent)
