@@ -23,8 +23,7 @@ from halfstep_torch.probe_steps import (
     any_optimizer,
     compensated,
     rounded_to_nearest,
-    weights_after_decay,
-    weights_after_step,
+    weights_after,
 )
 from halfstep_torch.say_once import say_once
 
@@ -90,7 +89,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     with torch.random.fork_rng(devices={p.device for p in listed if p.device.type == "cuda"}):
         lossy = rounded_to_nearest(optimizer, narrow)
         counts = {p: (0, p.numel()) for p in narrow} | _lost(
-            lossy, *(weights_after_step(optimizer, lossy, wide) for wide in (True, False))
+            lossy, *(weights_after(optimizer, lossy, wide=wide) for wide in (True, False))
         )
         kept = _lost_by_compensation(optimizer, compensated(optimizer, narrow))
         decay = _decay_lost(optimizer, lossy)
@@ -140,7 +139,7 @@ def _nonfinite(arrays: Iterable[Tensor]) -> Count:
 
 def _lost_by_compensation(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[Tensor, Count]:
     """Return how many updates Kahan's sum loses: those below 2^-18 of a weight (contract P4)."""
-    due = weights_after_step(optimizer, params, True)
+    due = weights_after(optimizer, params, wide=True)
     counts = []
     for p in params:
         p32 = local_part(p.detach()).to(torch.float32)
@@ -196,5 +195,5 @@ def _decay_lost(optimizer: torch.optim.Optimizer, lossy: list[Tensor]) -> list[C
     if not decayed:
         return None
     params = [p for p in lossy if p in decayed]
-    after = (weights_after_decay(optimizer, params, wide) for wide in (True, False))
+    after = (weights_after(optimizer, params, wide=wide, decay=True) for wide in (True, False))
     return list(_lost(params, *after).values())

@@ -109,10 +109,13 @@ def take_step(trial: Any) -> None:
     type(trial).step(trial)
 
 
-def weights_after_step(
-    optimizer: torch.optim.Optimizer, params: list[Tensor], wide: bool
+def weights_after(
+    optimizer: torch.optim.Optimizer, params: list[Tensor], *, wide: bool, decay: bool = False
 ) -> dict[Tensor, Tensor]:
-    """Return the weights after a step of copies, in float32 if `wide`."""
+    """Return the weights after a step of copies, in float32 if `wide`.
+
+    With `decay` it is a first step, with gradients of zero.
+    """
     ours = isinstance(optimizer, Optimizer)
 
     def weight(x: Tensor) -> Tensor:
@@ -121,20 +124,11 @@ def weights_after_step(
     def state(p: Tensor, key: str, x: Tensor) -> Tensor:
         return x.to(torch.float32) if wide and not ours and x.is_floating_point() else x
 
-    trial, copies = copy_of(optimizer, params, weight, weight, state)
-    take_step(trial)
-    return {p: copy.detach() for p, copy in copies.items()}
+    def no_grad(g: Tensor) -> Tensor:
+        return torch.zeros_like(weight(g))
 
-
-def weights_after_decay(
-    optimizer: torch.optim.Optimizer, params: list[Tensor], wide: bool
-) -> dict[Tensor, Tensor]:
-    """Return the weights after a first step with gradients of zero, in float32 if `wide`."""
-
-    def weight(x: Tensor) -> Tensor:
-        return x.to(torch.float32) if wide else x
-
-    trial, copies = copy_of(optimizer, params, weight, lambda g: torch.zeros_like(weight(g)), None)
+    changes = (weight, no_grad, None) if decay else (weight, weight, state)
+    trial, copies = copy_of(optimizer, params, *changes)
     take_step(trial)
     return {p: copy.detach() for p, copy in copies.items()}
 
