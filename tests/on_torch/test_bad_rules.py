@@ -28,39 +28,10 @@ def rounding(compute):
 
 
 BAD_DECLARATIONS = {
-    "scope": ({"scope": "layer"}, "mine: scope='layer' is not a scope."),
     "scope of JAX": ({"scope": "all", "average": None}, 'mine: scope="all" is JAX\'s alone.'),
-    "rate": (
-        {"average": hs.moment(rate="b2")},
-        "mine: the moment 'average' has rate='b2', which is no field of the rule. Declare b2, or",
-    ),
     "rounding": (
         {"average": hs.moment(rounding="seed")},
         "mine: the moment 'average' has rounding='seed', which is no field of the rule.",
-    ),
-    "two of one torch name": (
-        {"average": hs.moment(torch="exp_avg"), "other": hs.moment(torch="exp_avg")},
-        "mine: the moments 'average' and 'other' both use the key 'exp_avg' of the state. Rename one",
-    ),
-    "a moment and a scale": (
-        {"average_scale": hs.moment()},
-        "mine: the moments 'average' and 'average_scale' both use the key 'average_scale' of the state.",
-    ),
-    "a moment named step": (
-        {"average": hs.moment(torch="step")},
-        "mine: the moments 'step' and 'average' both use the key 'step' of the state.",
-    ),
-    "words of another": (
-        {"mu": hs.moment(), "trace": hs.moment()},
-        "mine: mu and trace would share their random words. Rename one.",
-    ),
-    "one entry": (
-        {"__annotations__": {"b1": float, "b2": float}, "b2": hs.decay_rate(0.9, torch="b1")},
-        "mine: the fields 'b1' and 'b2' both own torch's group entry 'b1'. Give one of them another",
-    ),
-    "shape of an elementwise rule": (
-        {"average": hs.moment(shape=lambda shape: shape[:1])},
-        "mine: the moment 'average' has a shape of its own, and the rule is elementwise.",
     ),
     "no shape": (
         {"average": hs.moment(shape=lambda shape: None), "scope": "parameter"},
@@ -70,50 +41,10 @@ BAD_DECLARATIONS = {
 
 
 BAD_UPDATES = {
-    "shape": (
-        lambda self, g, p, n, m, op: op.apply(torch.sum, m.average.round(g)),
-        ValueError,
-        "mine: the update that the rule returns is float32[], due is float32[6]. Return float32 of the shape",
-    ),
-    "no number": (
-        lambda self, g, p, n, m, op: m.average.round(g) and None,
-        TypeError,
-        "mine: update branches on a number of the step. Use op.where(mask, x, y).",
-    ),
-    "nothing": (
-        lambda self, g, p, n, m, op: [m.average.round(g)][1:],
-        TypeError,
-        "mine: update returns a list. Return a number of the step.",
-    ),
     "dtype": (
         rounding(lambda g, n, op: op.apply(lambda x: x.to(torch.bfloat16), g)),
         TypeError,
         "mine: <lambda> returns bfloat16 to op.apply. Return float32, or truth values.",
-    ),
-    "stored shape": (
-        rounding(lambda g, n, op: op.apply(lambda x: x[:2], g)),
-        ValueError,
-        "mine: what is stored as average is float32[2], due is float32[6].",
-    ),
-    "never rounded": (
-        lambda self, g, p, n, m, op: g,
-        ValueError,
-        "mine: update never rounds average, so it would stay zero. Call m.average.round(...) once",
-    ),
-    "rounded twice": (
-        lambda self, g, p, n, m, op: m.average.round(m.average.round(g)),
-        ValueError,
-        "mine: average is rounded twice in a step. Round it once.",
-    ),
-    "another moment": (
-        lambda self, g, p, n, m, op: m.other.round(g),
-        AttributeError,
-        "mine: update reads the moment other, which the rule does not declare. Declare it: other",
-    ),
-    "another number": (
-        rounding(lambda g, n, op: n.b2 * g),
-        AttributeError,
-        "mine: update reads n.b2, which is no number of the rule. Declare it: b2 = number(...) or",
     ),
     "a number of self": (
         lambda self, g, p, n, m, op: m.average.round(self.b1 * g),
@@ -125,50 +56,10 @@ BAD_UPDATES = {
         ValueError,
         "mine: the update of an element depends on those beside it, and the rule is elementwise.",
     ),
-    "two numbers": (
-        rounding(lambda g, n, op: (n.b1 * n.b1) * g),
-        TypeError,
-        "mine: update computes the product of two numbers of the step. Compute it in `numbers`",
-    ),
-    "a power": (
-        rounding(lambda g, n, op: g**2),
-        TypeError,
-        "mine: update uses **. Use x * x, op.sqrt(x) or op.power(x, y).",
-    ),
-    "a method": (
-        rounding(lambda g, n, op: g.clip(0, 1)),
-        AttributeError,
-        "mine: update uses .clip of a number of the step. Use op.apply(function, x).",
-    ),
-    "a method that op has": (
-        rounding(lambda g, n, op: g.sqrt()),
-        AttributeError,
-        "mine: update uses .sqrt of a number of the step. Use op.sqrt(x).",
-    ),
     "a function of torch": (
         rounding(lambda g, n, op: torch.tanh(g)),
         TypeError,
         "mine: update calls a function of a framework on a number of the step. Use op.<name>, such as",
-    ),
-    "a function of torch, of a list": (
-        rounding(lambda g, n, op: torch.stack([g, g])),
-        TypeError,
-        "mine: update calls a function of a framework on a number of the step.",
-    ),
-    "a function of NumPy": (
-        rounding(lambda g, n, op: np.sign(g)),
-        TypeError,
-        "mine: update calls a function of a framework on a number of the step.",
-    ),
-    "a bare tensor": (
-        rounding(lambda g, n, op: torch.ones(6) * g),
-        TypeError,
-        "mine: update computes with a bare Tensor. Use numbers of the step, or op.apply(function, x).",
-    ),
-    "a branch": (
-        rounding(lambda g, n, op: g if g > 0 else -g),
-        TypeError,
-        "mine: update branches on a comparison. Use op.where(mask, x, y).",
     ),
     "a constant above": (
         rounding(lambda g, n, op: 0.3 / g),
@@ -189,11 +80,6 @@ BAD_UPDATES = {
         rounding(lambda g, n, op: g if isinstance(g, torch.Tensor) else 2.0 * g),
         ValueError,
         "mine: update gives another result on the bare tensors of a step. Use operators and op alone",
-    ),
-    "an operation that op lacks": (
-        rounding(lambda g, n, op: op.tanh(g)),
-        AttributeError,
-        "mine: op has no tanh. Use op.apply(function, x).",
     ),
 }
 
@@ -216,20 +102,6 @@ def test_a_bad_update_is_refused_when_the_optimizer_is_built(base, update, error
     with pytest.raises(error) as raised:
         build_mine(rule_of(update, base))
     assert str(raised.value).startswith(message)
-
-
-def test_a_moment_in_units_of_another_is_rounded_after_it():
-    units = {
-        "__annotations__": {"b1": float, "b2": float, "mu_dtype": object},
-        "b2": hs.decay_rate(0.99),
-        "mu_dtype": hs.relative("int8"),
-        "average": None,
-        "mu": hs.moment(rate="b1", unit="nu"),
-        "nu": hs.moment(rate="b2", signed=False),
-    }
-    build_mine(rule_of(lambda self, g, p, n, m, op: m.nu.round(g * g) + m.mu.round(g), **units))
-    with pytest.raises(ValueError, match="mine: mu is kept in units of the root of nu"):
-        build_mine(rule_of(lambda self, g, p, n, m, op: m.mu.round(g) + m.nu.round(g * g), **units))
 
 
 def test_a_rule_inside_store_state_is_tried_too():
