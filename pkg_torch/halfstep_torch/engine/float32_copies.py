@@ -15,9 +15,9 @@ from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
 from halfstep_torch.engine.kernel_store import checked, is_stored, kernel_name, store
-from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.numbers.float_formats import dtype_name, torch_dtype
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO, as_int32, mixed_words
-from halfstep_torch.numbers.rounding import round_number
+from halfstep_torch.numbers.rounding import round_value
 
 _WIDTH = 256
 # Elements that are rounded at once in eager mode: on a CPU, temporaries must stay in a cache.
@@ -30,25 +30,28 @@ class Float32Copies:
 
     Args:
         params: the parameters.
-        memory: by device, what copies of a CPU were in before; it grows to the most that is asked for. (New
-            memory costs a CPU more than stepping the weights in it.)
+        memory: by device, what copies of a CPU were in before: of weights, and of gradients. It grows to the
+            most that is asked for. (New memory costs a CPU more than stepping the weights in it.)
 
     Attributes:
         weights: of each parameter, a float32 tensor of its shape.
         grads: likewise.
     """
 
-    def __init__(self, params: Sequence[Tensor], memory: dict[torch.device, Tensor]) -> None:
+    def __init__(self, params: Sequence[Tensor], memory: dict[torch.device, list[Tensor]]) -> None:
         self._params = list(params)
         device = params[0].device
         lengths = [-(-param.numel() // _WIDTH) for param in params]
         count, kept = sum(lengths), memory.get(device)
-        if kept is None or kept.shape[1] < count:
-            kept = torch.empty(2, count, _WIDTH, device=device)
+        if kept is None or len(kept[0]) < count:
+            kept = [torch.empty(count, _WIDTH, device=device) for _ in range(2)]
             if device.type == "cpu":
                 memory[device] = kept
-        self._rows, self._places = kept[0, :count], row_places(lengths)
-        self.weights, self.grads = self._parts(kept[0, :count]), self._parts(kept[1, :count])
+        new, grads = (x[:count] for x in kept)
+        # Nobody reads gradients when weights are rounded, so these go to the same memory.
+        rounded = grads.view(params[0].dtype).view(-1, _WIDTH)[:count]
+        self._rows, self._places = (new, rounded), row_places(lengths)
+        self.weights, self.grads, self._rounded = map(self._parts, (new, grads, rounded))
 
     def _parts(self, rows: Tensor) -> list[Tensor]:
         """Return what rows have of each parameter, in its shape."""
@@ -69,18 +72,19 @@ class Float32Copies:
             keys: of each parameter, the two keys of its words (contract W4).
             choice: whether it is compiled.
         """
-        dtype, device = dtype_name(self._params[0].dtype), self._rows.device
+        dtype, device = dtype_name(self._params[0].dtype), self._params[0].device
         threads = torch.get_num_threads() if device.type == "cpu" else 0
         kernel = functools.partial(_kernel, dtype, device, threads)
         at_hand = functools.partial(_is_stored, dtype, threads)
-        rows = self._rows, *(torch.from_numpy(x).to(device) for x in row_words(keys, *self._places))
-        if len(self._rows) > 1 and choice.prepare(caller, device, self._rows.numel(), kernel, at_hand):
+        rows = *self._rows, *(torch.from_numpy(x).to(device) for x in row_words(keys, *self._places))
+        count = len(rows[0])
+        if count > 1 and choice.prepare(caller, device, count * _WIDTH, kernel, at_hand):
             kernel()(*rows)
         else:
             piece = (_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE) // _WIDTH
-            for start in range(0, len(self._rows), piece):
+            for start in range(0, count, piece):
                 _round_rows(dtype, *(x[start : start + piece] for x in rows))
-        for_each("copy_", self._params, self.weights)
+        for_each("copy_", self._params, self._rounded)
 
 
 def row_places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -96,11 +100,10 @@ def row_words(keys: np.ndarray, parameter: np.ndarray, first: np.ndarray) -> lis
     return [as_int32(x) for x in (first, k0, k1 + GOLDEN_RATIO * (first >> 32).astype(np.uint32))]
 
 
-def _round_rows(dtype: str, new: Tensor, first: Tensor, k0: Tensor, k1: Tensor) -> None:
-    index = first[:, None] + torch.arange(_WIDTH, dtype=torch.int32, device=new.device)
-    index *= k0[:, None]
-    index += k1[:, None]
-    new.copy_(round_number(new, dtype, mixed_words(index), saturate=False))
+def _round_rows(dtype: str, new: Tensor, rounded: Tensor, first: Tensor, k0: Tensor, k1: Tensor) -> None:
+    sums = torch.arange(_WIDTH, dtype=torch.int32, device=new.device) * k0[:, None]
+    sums += (first * k0 + k1)[:, None]
+    rounded.copy_(round_value(new, dtype, mixed_words(sums), saturate=False))
 
 
 @functools.cache
@@ -122,21 +125,28 @@ def _kernel(dtype: str, device: torch.device, threads: int) -> Callable[..., Non
 
     def has_same_bits(stored: Callable[..., None]) -> bool:
         generator = torch.Generator().manual_seed(0)
-        ours = [x.random_(-(2**23), 2**23, generator=generator) for x in _scratch(8, device)]
-        theirs = [x.clone() for x in ours]
-        stored(*ours)
-        round_rows(*theirs)
-        return torch.equal(ours[0], theirs[0])
+        new, rounded, *words = _scratch(dtype, 8, device)
+        for x in (new, *words):
+            x.random_(-(2**23), 2**23, generator=generator)
+        ours, theirs = rounded.clone(), rounded.clone()
+        stored(new, ours, *words)
+        round_rows(new, theirs, *words)
+        return torch.equal(ours, theirs)
 
     name = _name(dtype, threads) if device.type == "cpu" else None
     if (stored := checked(name, has_same_bits)) is not None:
         return stored
-    calls = [_scratch(rows, device) for rows in (_SCRATCH // _WIDTH, _SCRATCH // _WIDTH - 1)]
-    return compile_rows(round_rows, compile_options(device), calls, functools.partial(store, name))
+    calls = [_scratch(dtype, rows, device) for rows in (_SCRATCH // _WIDTH, _SCRATCH // _WIDTH - 1)]
+    return compile_rows(
+        round_rows, compile_options(device, of_integers=True), calls, functools.partial(store, name)
+    )
 
 
-def _scratch(rows: int, device: torch.device) -> list[Tensor]:
+def _scratch(dtype: str, rows: int, device: torch.device) -> list[Tensor]:
     """Return arguments of a kernel, over memory of ours."""
-    new = torch.zeros(rows, _WIDTH, device=device)
-    mark_width(new)
-    return [new, *(torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(3))]
+    matrices = [
+        torch.zeros(rows, _WIDTH, dtype=x, device=device) for x in (torch.float32, torch_dtype(dtype))
+    ]
+    for x in matrices:
+        mark_width(x)
+    return [*matrices, *(torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(3))]

@@ -199,8 +199,14 @@ def own_code(function: Callable) -> Callable:
     )
 
 
-def compile_options(device: torch.device) -> dict:
-    """Return options of Inductor for one function; the global configuration is left alone."""
+def compile_options(device: torch.device, of_integers: bool = False) -> dict:
+    """Return options of Inductor for one function; the global configuration is left alone.
+
+    Args:
+        device: where it runs.
+        of_integers: whether it computes with integers alone. Inductor's vectors check the length of each
+            shift; g++ has vectors of its own for a plain loop, which takes two thirds of the time.
+    """
     from torch._inductor import config
 
     exact = _EXACT_ON_CPU if device.type == "cpu" else {**_EXACT_ON_GPU, **_ALSO_ON_GPU}
@@ -221,6 +227,8 @@ def compile_options(device: torch.device) -> dict:
     # as scalar loops, and makes this kernel more than twice as slow. This is the only option that can carry
     # the flag that undoes it; it changes no bit.
     march = "native -ftree-loop-vectorize"
+    if of_integers and _has(config, "cpp.simdlen"):
+        options["cpp.simdlen"] = 1
     # A step has more constants than there are registers; g++ makes the others anew in every turn, by two
     # instructions each, unless it is told to read them from memory, which takes none.
     return options | {"cpp.march": f"{march} {_FROM_MEMORY}" if _accepted(_FROM_MEMORY) else march}
