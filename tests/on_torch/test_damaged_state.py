@@ -145,7 +145,8 @@ EDITS = [
         ((*HEADER, "links"), ["scale_by_lion"]),
         "load_state_dict: the state dict is of the chain scale_by_lion, this optimizer of scale_by_adam, "
         "add_decayed_weights, scale_by_learning_rate, round_stochastically. "
-        "Build the chain of the run that was saved.",
+        "Build the chain of the run that was saved, or move its float32_state_dict here by "
+        "load_float32_state_dict.",
     ),
     (
         ((*HEADER, "names"), ["a/w", "a/b"]),

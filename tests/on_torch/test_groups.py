@@ -206,12 +206,23 @@ def test_a_group_stores_its_weights_as_it_says():
 
 def test_a_storage_that_is_written_into_a_group_later_is_refused():
     p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    optimizer = hs.AdamW([("p", p)])
+    optimizer = hs.AdamW([("p", p)], 0.1)
     optimizer.param_groups[0]["param_storage"] = "master"
     p.grad = torch.ones_like(p)
-    with pytest.raises(ValueError, match="param_storage of param group 0 was 'stochastic' when it was added"):
+    message = (
+        "param_storage of param group 0 was 'stochastic' when it was added, .* move the float32_state_dict"
+    )
+    with pytest.raises(ValueError, match=message):
         optimizer.step()
     assert (p == 1).all()
+    # By the way that the message names, and not by the state as it is.
+    optimizer.param_groups[0]["param_storage"] = "stochastic"
+    other = hs.AdamW([("p", p)], param_storage="master")
+    with pytest.raises(ValueError, match="or move its float32_state_dict here by load_float32_state_dict"):
+        other.load_state_dict(optimizer.state_dict())
+    hs.load_float32_state_dict(other, hs.float32_state_dict(optimizer))
+    other.step()
+    assert (p < 1).all()
 
 
 def test_an_optimizer_can_be_pickled_and_copied():

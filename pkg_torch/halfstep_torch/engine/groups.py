@@ -92,7 +92,8 @@ class GroupChoices:
             if group.get(option, chosen) != chosen:
                 raise ValueError(
                     f"{caller}: {option} of param group {index} was {chosen!r} when it was added, and is "
-                    f"{group[option]!r} now. Build a new optimizer, and load this state."
+                    f"{group[option]!r} now. Write it back; to change it, build a new optimizer, and move "
+                    "the float32_state_dict of this one there by load_float32_state_dict."
                 )
 
     def show(self, caller: str, index: int, group: dict[str, Any], step: int) -> Callable[[], None]:

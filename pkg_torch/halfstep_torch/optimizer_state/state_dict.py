@@ -107,7 +107,8 @@ def _compare(saved: Mapping[str, Any], expected: Mapping[str, Any], group: int, 
     if saved["links"] != expected["links"]:
         raise ValueError(
             f"load_state_dict: the state dict is of the chain {', '.join(saved['links'])}, this optimizer of "
-            f"{', '.join(expected['links'])}. Build the chain of the run that was saved."
+            f"{', '.join(expected['links'])}. Build the chain of the run that was saved, or move its "
+            "float32_state_dict here by load_float32_state_dict."
         )
     check_seeds("load_state_dict", group, saved["seeds"], expected["seeds"])
     check_parameter_counts("load_state_dict", group, count, len(expected["names"]))
