@@ -2,12 +2,10 @@
 
 import ast
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+import line_map
 import mutants
 
 SOURCE = '''"""A text of 1 < 2."""
@@ -105,24 +103,25 @@ def test_the_tests_of_a_line_are_those_that_run_it_the_quickest_first(tmp_path):
     }
     (tmp_path / "1.json").write_text(json.dumps({"seconds": seconds, "lines": {}}))
     (tmp_path / "2.json").write_text(json.dumps({"seconds": {}, "lines": lines}))
-    seen, found = mutants.Seen(tmp_path), {x.line: x for x in mutants.mutants_of("a.py", SOURCE)}
+    tests_of = line_map.LineMap(tmp_path).tests_of
     order = ["cheap", "cases[0]", "cases[1]", "cases[2]", "slow", "cases[3]"]
-    assert seen.tests_of(found[5], 100) == order
-    assert seen.tests_of(found[5], 10) == [x for x in order if x != "slow"]
-    assert seen.tests_of(found[7], 100) == ["other", *order]  # a line that no test has run by itself
+    assert tests_of("a.py", range(4, 6), 100) == order
+    assert tests_of("a.py", range(4, 6), 10) == [x for x in order if x != "slow"]
+    assert tests_of("a.py", range(7, 8), 100) == ["other", *order]  # a line that no test has run by itself
 
 
-def test_a_run_notes_the_lines_that_its_tests_run(tmp_path):
-    package = tmp_path / mutants.PACKAGES[0]
-    package.mkdir(parents=True)
-    (package / "signs.py").write_text(SOURCE)
-    test = "import pathlib, runpy\n\ndef test_sign():\n"
-    test += f"    runpy.run_path({str(package / 'signs.py')!r})['sign'](1)\n"
+def test_a_run_notes_the_lines_that_its_tests_run(monkeypatch, tmp_path):
+    file, folder = f"{line_map.PACKAGES[0]}/signs.py", tmp_path / "map"
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(SOURCE)
+    test = f"import runpy\n\ndef test_sign():\n    runpy.run_path({str(tmp_path / file)!r})['sign'](1)\n"
     (tmp_path / "test_signs.py").write_text(test)
-    paths = {"PYTHONPATH": str(mutants.ROOT / "tools"), "MUTANTS_SEEN": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants", "test_signs.py"]
-    subprocess.run(command, cwd=tmp_path, env=os.environ | paths, check=True, capture_output=True)
-    seen = mutants.Seen(tmp_path)
-    line = {x.line: x for x in mutants.mutants_of(f"{mutants.PACKAGES[0]}/signs.py", SOURCE)}
-    assert seen.tests_of(line[7], 9) == ["test_signs.py::test_sign"]
-    assert 6 not in seen.lines[f"{mutants.PACKAGES[0]}/signs.py"]
+    monkeypatch.setattr(line_map, "ROOT", tmp_path)
+    (tmp_path / "tools").symlink_to(mutants.ROOT / "tools")
+    line_map.note(folder)
+    found = line_map.LineMap(folder)
+    assert found.tests_of(file, range(7, 8), 9) == ["test_signs.py::test_sign"]
+    assert 6 not in found.lines[file]
+    monkeypatch.setattr(line_map.subprocess, "run", lambda *_, **__: None)
+    with pytest.raises(RuntimeError, match=r"no test of .* runs a line of"):
+        line_map.note(folder)

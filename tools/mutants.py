@@ -26,7 +26,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 import zlib
@@ -34,10 +33,10 @@ from collections.abc import Iterator
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[1]
-PACKAGES = ("shared_spec/halfstep", "pkg_jax/halfstep_jax", "pkg_torch/halfstep_torch")
+from line_map import PACKAGES, ROOT, LineMap, note
+
 TREE = ROOT / "out" / "mutants"
-SEEN = pathlib.Path(os.environ.get("MUTANTS_SEEN", ROOT / "out" / "mutants-seen"))
+MAP = ROOT / "out" / "line-map"
 
 _SWAPS = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq},
@@ -163,77 +162,6 @@ def drawn(count: int, seed: int) -> list[Mutant]:
     return list(chosen.values())
 
 
-_SECONDS: dict[str, float] = {}
-_LINES: dict[str, set[str]] = collections.defaultdict(set)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    """Note the lines of the packages that a test runs, and its time: in that run this module is a plugin."""
-    folders = tuple(f"{pathlib.Path.cwd() / package}/" for package in PACKAGES)
-    lines: set[tuple[str, int]] = set()
-
-    def at_line(frame, event, argument):
-        lines.add((frame.f_code.co_filename, frame.f_lineno))
-        return at_line
-
-    def at_call(frame, event, argument):
-        return at_line if frame.f_code.co_filename.startswith(folders) else None
-
-    start = sum(os.times()[:4])
-    threading.settrace(at_call)
-    sys.settrace(at_call)
-    try:
-        return (yield)
-    finally:
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
-        _SECONDS[item.nodeid] = sum(os.times()[:4]) - start
-        for file, line in lines:
-            _LINES[f"{os.path.relpath(file)}:{line}"].add(item.nodeid)
-
-
-def pytest_sessionfinish():
-    """Write what a process has noted."""
-    seen = {"seconds": _SECONDS, "lines": {line: sorted(tests) for line, tests in _LINES.items()}}
-    if _SECONDS:
-        (SEEN / f"{os.getpid()}.json").write_text(json.dumps(seen))
-
-
-class Seen:
-    """Which quick tests run which lines of the tree, and how long they take."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.seconds: dict[str, float] = {}
-        self.lines: dict[str, dict[int, set[str]]] = {}
-        for path in folder.glob("*.json"):
-            seen = json.loads(path.read_text())
-            self.seconds |= seen["seconds"]
-            for place, tests in seen["lines"].items():
-                file, line = place.rsplit(":", 1)
-                self.lines.setdefault(file, {}).setdefault(int(line), set()).update(tests)
-
-    def tests_of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Return the tests that run a mutant's line, or its module if the line runs as it is imported.
-
-        The quickest come first, and of many cases of one test three before the others.
-        """
-        lines = self.lines.get(mutant.file, {})
-        found = set().union(*(lines.get(line, ()) for line in range(mutant.line, mutant.stop[0] + 1)))
-        cases: collections.Counter[str] = collections.Counter()
-        order = []
-        for test in sorted(found or set().union(*lines.values()), key=lambda x: (self.seconds[x], x)):
-            function = test.split("[")[0]
-            order.append((cases[function] > 2, len(order), test))
-            cases[function] += 1
-        total, chosen = 0.0, []
-        for _, _, test in sorted(order):
-            if not chosen or (total + self.seconds[test] <= seconds and len(chosen) < 400):
-                total += self.seconds[test]
-                chosen.append(test)
-        return chosen
-
-
 def copy_tree() -> None:
     """Make a fresh copy of what git has of the tree."""
     shutil.rmtree(TREE, ignore_errors=True)
@@ -242,15 +170,6 @@ def copy_tree() -> None:
         if (ROOT / name).is_file():
             (TREE / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, TREE / name)
-
-
-def watch() -> None:
-    """Run all quick tests once, and note what they run."""
-    shutil.rmtree(SEEN, ignore_errors=True)
-    SEEN.mkdir(parents=True)
-    paths = os.pathsep.join(str(ROOT / x) for x in ("tools", "shared_spec", "pkg_jax", "pkg_torch"))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants"]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, check=False)
 
 
 class Runs:
@@ -322,8 +241,6 @@ def _test(tests: list[str]) -> None:
         said = os.open(TREE / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(said, 1)
         os.dup2(said, 2)
-        import pytest
-
         code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests])
     finally:
         os._exit(int(code))
@@ -363,19 +280,20 @@ def main() -> int:
         record = json.loads(arguments.json.read_text())
     rows, end = record["mutants"], time.monotonic() + 60 * arguments.minutes
     copy_tree()
-    if arguments.watch or not list(SEEN.glob("*.json")):
-        watch()
-    seen = Seen(SEEN)
-    if not seen.lines:
-        raise RuntimeError(f"mutants: {SEEN} has no lines that a test runs. Delete it, and run again.")
-    runs = Runs(arguments.seconds * (20 if arguments.wide else 2))
+    if arguments.watch or not list(MAP.glob("*.json")):
+        note(MAP)
+    line_map, runs = LineMap(MAP), Runs(arguments.seconds * (20 if arguments.wide else 2))
     _load_frameworks()
     for mutant in mutants:
         before = rows.get(mutant.name, {}).get("verdict")
         due = before is None or ((arguments.again or arguments.wide) and not before.startswith("died"))
         if time.monotonic() > end or not due:
             continue
-        tests = ["tests"] if arguments.wide else seen.tests_of(mutant, arguments.seconds)
+        tests = (
+            ["tests"]
+            if arguments.wide
+            else line_map.tests_of(mutant.file, range(mutant.line, mutant.stop[0] + 1), arguments.seconds)
+        )
         start = time.monotonic()
         found = runs.verdict(mutant, tests) if tests else "lived: no quick test runs it"
         if arguments.wide and found == "lived":
