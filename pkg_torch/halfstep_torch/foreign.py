@@ -112,7 +112,9 @@ class _Member(NamedTuple):
 class _Piece:
     """Members that are stepped together, with float32 copies of those of 16 bits."""
 
-    def __init__(self, members: Sequence[_Member], memory: Mapping[torch.dtype, dict[torch.device, Tensor]]):
+    def __init__(
+        self, members: Sequence[_Member], memory: Mapping[torch.dtype, dict[torch.device, list[Tensor]]]
+    ):
         self.members, self._stays = members, _on_cpu(members)
         self._leaves = [leaf_id(member.name) for member in members]
         alike: dict[Any, list[int]] = {}
