@@ -24,7 +24,7 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
-from halfstep_torch.sharded.slots import state_placements
+from halfstep_torch.sharded.how_stepped import state_placements
 from halfstep_torch.weights.weight_rule import NearestWeights, RoundedWeights
 
 Bytes = tuple[int, int]

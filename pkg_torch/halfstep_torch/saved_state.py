@@ -21,7 +21,8 @@ from halfstep_torch.optimizer_state.state_dict import (
     replace_groups,
 )
 from halfstep_torch.say_once import say_once
-from halfstep_torch.sharded.slots import kept_at, state_placements
+from halfstep_torch.sharded.how_stepped import state_placements
+from halfstep_torch.sharded.slots import kept_at
 from halfstep_torch.streamed_state import is_streamed
 
 

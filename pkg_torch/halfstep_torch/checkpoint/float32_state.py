@@ -31,7 +31,8 @@ from halfstep_torch.optimizer_state.form import (
 from halfstep_torch.optimizer_state.group_entries import check_decay
 from halfstep_torch.optimizer_state.state_dict import replace_groups
 from halfstep_torch.saved_state import at_home
-from halfstep_torch.sharded.slots import new_state, state_placements
+from halfstep_torch.sharded.how_stepped import state_placements
+from halfstep_torch.sharded.slots import new_state
 
 # What a param group says in torch's form; how state is stored is no part of it.
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampening")

@@ -4,18 +4,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from halfstep.storage.blocks import block_layout
-from halfstep_torch.distributed.placement import array_placements, new_array
+from halfstep_torch.distributed.placement import new_array
 from halfstep_torch.distributed.shards import (
     check_sharding,
     is_sharded,
     local_part,
-    replicated,
     window_of,
     windows_of_all,
 )
@@ -24,13 +22,10 @@ from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot, new_count, whole_slot
-from halfstep_torch.engine.stage import LONGEST_BLOCK
 from halfstep_torch.leaves import check_state_array
+from halfstep_torch.sharded.how_stepped import how_stepped, state_placements
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.state_array import StateArray
-
-Layout = tuple[int, int, int]
-"""Of an array in blocks the number of leading axes, the length of a run, the elements of a block."""
 
 
 class Part(NamedTuple):
@@ -183,35 +178,9 @@ def is_elsewhere(param: Any) -> bool:
     return is_sharded(param) and tuple(param.placements) != tuple(param.grad.placements)
 
 
-def how_stepped(plan: Plan, param: Tensor) -> Layout | Literal["here", "gathered"]:
-    """Return how a DTensor is stepped: here, gathered, or by the layout of blocks that borders cut."""
-    windows = windows_of_all(param)
-    if all(window.is_full for window in windows):
-        return "here"
-    if not all(
-        stage.needs_update_alone or rule.needs_norms_alone for stage in plan.stages for rule in stage.rules
-    ):
-        return "gathered"
-    if any(array_placements(spec, param) is None for spec in plan.arrays.values()):
-        return _cut_layout(plan, param) or "gathered"
-    return "here" if all(_has_rows(plan.within(window), window) for window in windows) else "gathered"
-
-
 def exchanges(plan: Plan, param: Tensor) -> bool:
     """Whether processes exchange anything in the steps of a sharded parameter."""
     return any(slot.exchanges for slot in sharded_slots(param, "", plan))
-
-
-def _has_rows(plan: Plan, window: Window) -> bool:
-    """Whether a row of whole blocks always lies in one piece in the parameter."""
-    if window.is_empty or window.is_full:
-        return True
-    units = (
-        stage.width if stage.padded is stage else stage.blocks[0].unit
-        for stage in plan.stages
-        if stage.blocks
-    )
-    return all(window.run % unit == 0 for unit in units)
 
 
 def _blocks(plan: Plan, key: str) -> Blocks:
@@ -264,55 +233,6 @@ def _parts(start: int, stop: int, run: int, size: int) -> Iterator[tuple[int, in
         yield first, last, False
     if last < stop:
         yield last, stop, True
-
-
-def _cut_layout(plan: Plan, param: Any) -> Layout | None:
-    """Return the layout of blocks whose scales processes exchange; None if that is not enough.
-
-    An exchange of scales is enough under three conditions. Codes can be placed as the weights are. Every
-    process has one stretch of each run. The coarsest blocks hold whole blocks of the other formats.
-    """
-    scales = [spec for spec in plan.arrays.values() if spec.scale_of]
-    others = [spec for spec in plan.arrays.values() if not spec.scale_of]
-    formats = [spec.scale_of for spec in scales if spec.scale_of and spec.scale_of.blocks]
-    if (
-        any(array_placements(spec, param) is None for spec in others)
-        or any(spec.shape_of for spec in scales)
-        or not param.is_contiguous()
-        or any(moment.again for moment in plan.moments)
-        or any(moment.keep_nonzero == "where_nonnegative" for moment in plan.moments)
-        or any(key not in plan.stages[0].arrays for key, spec in plan.arrays.items() if spec.scale_of)
-    ):
-        return None
-    layouts = [block_layout(tuple(param.shape), fmt.block_size) for fmt in formats]
-    sizes = {fmt.blocks.size for fmt in formats if fmt.blocks}
-    (leading, run, _), size = max(layouts, key=lambda layout: layout[1]), max(sizes)
-    # Where shorter runs end with a block, their blocks are those of the longest ones.
-    alike = all(shorter == run or shorter % of_block == 0 for _, shorter, of_block in layouts)
-    axis = len(leading)
-    if size >= run:  # a piece is a row of its own, whatever its length
-        fits = len(sizes) == 1 and not any(fmt.dithered for fmt in formats)
-    else:
-        odd = any(fmt.packed and fmt.blocks.size % 2 for fmt in formats if fmt.blocks)
-        fits = size <= LONGEST_BLOCK and not odd and all(size % other == 0 for other in sizes)
-    in_one_stretch = all(
-        window.is_empty or window.shape[axis + 1 :] == window.whole[axis + 1 :]
-        for window in windows_of_all(param)
-    )
-    return (axis, run, size) if fits and alike and in_one_stretch else None
-
-
-def state_placements(plan: Plan, param: Any) -> dict[str, tuple]:
-    """Return how the state arrays of a sharded parameter are placed; nothing for one that is not."""
-    if not is_sharded(param):
-        return {}
-    way, whole = how_stepped(plan, param), replicated(param)
-    if way == "gathered":
-        return dict.fromkeys(plan.arrays, whole)
-    return {
-        key: whole if spec.scale_of and way != "here" else array_placements(spec, param) or whole
-        for key, spec in plan.arrays.items()
-    }
 
 
 def new_state(param: Tensor, plan: Plan) -> dict[str, Tensor]:
