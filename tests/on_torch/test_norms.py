@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_torch.link import as_link
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.op import STEP_OPS
 from on_torch.steps import UNIT, norm_bound, reals
@@ -58,11 +59,11 @@ def test_the_norm_of_a_large_layer_is_as_good_as_that_of_a_small_one():
 
 def scaled_by_ratio(p, u, **options):
     """Return ratio u, by a step of the public optimizer from weights that the update does not touch."""
-    link = hs.scale_by_trust_ratio(**options)
+    link = as_link(hs.scale_by_trust_ratio(**options))
     values = link.read("test", link.entries)
     p, u = (torch.tensor(x, dtype=torch.float32) for x in (p, u))
     n = link.step_numbers(values, 1)
-    return link.update(u, p, n, None, STEP_OPS["parameter"]).tolist()
+    return link.rule.update(u, p, n, None, STEP_OPS["parameter"]).tolist()
 
 
 def test_tiny_and_huge_weights_have_the_ratio_of_others():
