@@ -5,7 +5,7 @@ from typing import Any
 
 import griffe
 
-_MADE_OF = re.compile(r"\b(?:transform_of|link_of)\(([\w.]+)\)")
+_MADE_OF = re.compile(r"\b(?:transform_of|link_of)\(([\w.]+)")
 
 
 class Examples(griffe.Extension):

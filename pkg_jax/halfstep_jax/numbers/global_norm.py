@@ -24,22 +24,13 @@ _LIMBS = 6
 
 
 def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names: AxisNames = ()) -> jax.Array:
-    """Return the Euclidean norm of all elements of all arrays.
+    """Return the Euclidean norm of all elements of all arrays in float32 (contract N1).
 
-    In float32, whatever the dtypes, and scaled by a power of two as `norm` is: n = 2^e sqrt(sum((x 2^-e)^2)),
-    e the exponent of the largest magnitude of all. XLA computes the sum, and rounds it in its own order. 0
-    where there is no element or all are zero, NaN where an element is NaN, infinity where an element is
-    infinite.
-
-    With `exact` the sum is a sum of integers: |x| is rounded to a multiple of 2^(e - 23), and the squares of
-    these multiples are added without rounding. Any order, any partition over devices and either framework
-    then gives the same bits. Elements below 2^-25 of the largest count as 0, and so do subnormal elements.
+    XLA computes the sum, and rounds it in its own order; with `exact` it adds integers (contract N2).
 
     Example:
         >>> print(global_norm([jnp.array([3e-30]), jnp.array([[-4e-30]])], exact=True))
         5e-30
-
-    Source: ours (contract N1, N2).
     """
     return global_norms(arrays, exact=exact, axis_names=axis_names).whole
 

@@ -46,18 +46,15 @@ class Norms(NamedTuple):
 
 
 def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
-    """Return the Euclidean norm of an array: n = 2^e sqrt(sum((x 2^-e)^2)), e the exponent of max |x|.
+    """Return the Euclidean norm of an array in float32, whatever its dtype (contract L1).
 
-    In float32, whatever the dtype of `x`. The two products with a power of two are exact, so that nothing
-    underflows at 1e-20 or overflows at 1e20, where plain squares do. The sum is XLA's: rounded in an order of
-    its own, and under sharding reduced across devices. 0 of an array that is empty or all zeros, NaN where an
-    element is NaN, infinity where one is infinite.
+    The sum is XLA's: rounded in an order of its own, and under sharding reduced across devices.
 
     Example:
         >>> print(norm(jnp.array([3e-30, -4e-30])))
         5e-30
 
-    Source: ours; the scaling is that of BLAS's `nrm2`, by a power of two (contract L1).
+    Source: the scaling is that of BLAS's `nrm2`, by a power of two.
     """
     return norms(x, axis_names).whole
 

@@ -135,16 +135,9 @@ def random_words(
     shape: Sequence[int],
     offset: int = 0,
 ) -> jax.Array:
-    """Return one word per element of an array: mix(lo k0 + k1 + 0x9E3779B9 hi).
+    """Return one word per element of an array, a pure function of all arguments (contract W1 to W8).
 
-    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array. (k0, k1) are
-    the keys of (seed, step, leaf, role). Rounding takes the top 16 bits. Roles 0, 1 and 2 share one word,
-    under the key of role 0. It is rotated to the left by 8 bits for mu and by 16 for nu, which brings another
-    field of it to the top. Nothing is rounded: all arithmetic is on uint32.
-
-    Inside `jax.shard_map` an array is one shard: give the offset of the shard (transforms are told by
-    `in_shard_map`). Under `jax.jit` with sharded
-    arrays no offset is needed.
+    Rounding takes the top 16 bits, where the field of the role is. Nothing is drawn.
 
     Args:
         seed: an integer in [0, 2^64), or two uint32 words (high, low). May be traced.

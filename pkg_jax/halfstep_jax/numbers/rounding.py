@@ -37,27 +37,17 @@ def round_to(
     *,
     saturate: bool = False,
 ) -> jax.Array:
-    """Round float32 `x` to `dtype`.
+    """Round float32 `x` to `dtype`, once: to nearest, or as words say (contract R1 to R7).
 
-    Let s be the significand of x, and d the number of its low bits that `dtype` cannot hold. The magnitude of
-    the result is (s >> d) + up, where
-
-        nearest (`words` is None):  up = 1 if the discarded part exceeds one half,
-                                    or equals it and (s >> d) is odd
-        stochastic:                 up = 1 if F + (word >> 16) >= 2^16, F = 2^16 times the discarded fraction
-                                    of the last bit that is kept, rounded to an integer, a half upwards
-
-    Rounds once, here. A value that `dtype` represents never moves; NaN stays NaN. Derivatives pass straight
-    through.
+    With F the discarded fraction of the last bit that is kept, in units of 2^-16, stochastic rounding goes
+    up if F + (word >> 16) >= 2^16. Derivatives pass straight through.
 
     Args:
         x: float32, or bfloat16 or float16, which float32 holds.
         dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or
             "float8_e3m4", by name or as a dtype.
         words: uint32, one per element, whose top 16 bits are read; or None for nearest, ties to even.
-        saturate: the rule for states. False (for parameters): values beyond the largest finite become
-            infinity, or NaN where the format has none; infinity stays what it is. True: they become the
-            largest finite value, and infinity becomes NaN.
+        saturate: True for states (contract R6), False for parameters (R5).
 
     Returns:
         An array of `dtype` in the shape of `x`.
@@ -72,7 +62,7 @@ def round_to(
         1 1.00781
 
     Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by
-    magnitude. The carry form is ours (contract R1 to R7).
+    magnitude. The carry form is ours.
     """
     name = _target(dtype)
     x = _source(x)

@@ -12,12 +12,7 @@ from halfstep.storage.tables import Table
 
 
 def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Array:
-    """Round float32 `y` to int32 codes: up from the number below if h gap < y - number.
-
-    Args:
-        y: float32; below the first number it gets the first, above the last the last.
-        words: int32 patterns: h = (2 (word >> 16) + 1) / 2^17; or None: h = 1/2.
-        table: of the codes.
+    """Round float32 `y` to int32 codes, by int32 patterns of words or to nearest (contract F10).
 
     Example:
         >>> from halfstep.storage.tables import TABLES

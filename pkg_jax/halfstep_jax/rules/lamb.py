@@ -96,15 +96,12 @@ def lamb16(  # noqa: D417 (the others are its links')
 ) -> optax.GradientTransformationExtraArgs:
     """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
 
-    `lamb` with LAMB16's trust ratio and 2.02 bytes of state per parameter. The first moment is in
-    float8_e4m3fn, the second, rounded stochastically, in ufloat8_e5m3, in blocks of 128 with a scale. The
-    ratio:
+    `lamb` with 2.02 bytes of state per parameter, and with a power of its trust ratio:
 
         ratio = clamp((((1e-3 / learning_rate) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
 
-    so that a step is proportional to learning_rate^(1 - trust_power). As published, LAMB16 keeps under 1 % of
-    the momentum of a large layer: it divides by the norm over n, not by the largest magnitude.
-    `docs/lamb16.md` has the figures.
+    so that a step is proportional to learning_rate^(1 - trust_power). `docs/lamb16.md` compares the formats
+    with those of the published code.
 
     Arguments, result and errors are the same as for `lamb`. With `exact` the power still differs from torch's
     by ulps, but for None.

@@ -61,7 +61,7 @@ class NormalizeRowsState(NamedTuple):
 
 
 @takes_recipe(MUON.moments)
-def muon(
+def muon(  # noqa: D417 (the others are its links')
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: Any = NS_COEFFS,
     ns_steps: int = 5,
@@ -98,26 +98,14 @@ def muon(
 
     Partitions the params by `muon_labels`, which prints the split once. Muon steps arrays with two axes,
     unless the name says embedding, head, bias, scale or norm. AdamW steps all others. Both chains end in
-    decoupled decay and the learning rate, and the weights are stored as `adamw` stores them. In float32
-    throughout, with `bias_correction`, it is `optax.contrib.muon` to within rounding, but for embeddings and
-    heads.
+    decoupled decay, the learning rate and the storage of weights. In float32 throughout, with
+    `bias_correction`, it is `optax.contrib.muon` to within rounding, but for embeddings and heads. Arguments
+    that are not listed are those of `scale_by_muon` and `adamw`.
 
     Args:
         learning_rate: of Muon, and of AdamW unless it has its own.
-        ns_coeffs: with `ns_steps`, `beta`, `eps`, `mu_dtype`, `nesterov`, `bias_correction`, `scale`,
-            `ns_dtype` and `mu_rounding`, as in `scale_by_muon`.
-        ns_steps: as there.
-        beta: as there.
-        eps: as there.
         weight_decay: decoupled decay of what Muon steps.
         weight_decay_mask: as `mask` of `add_decayed_weights`, for all weights.
-        mu_dtype: as there.
-        nesterov: as there.
-        bias_correction: as there.
-        scale: as there.
-        normalize: as there.
-        beta2: as there.
-        ns_dtype: as there.
         matrices: overrides the split. It is a function of leaf name ("layers/0/kernel") and array, or a
             mapping from patterns of names. Values are True (Muon), False (AdamW), `MatrixAxes` (Muon, with
             these axes) or None (as by default).
@@ -127,17 +115,12 @@ def muon(
         adam_eps_root: as there.
         adam_weight_decay: as there.
         adam_learning_rate: as there; None: `learning_rate`.
-        adam_mu_dtype: as there.
-        nu_dtype: as there.
-        mu_rounding: of the momentum.
+        adam_mu_dtype: as `mu_dtype` there.
         adam_mu_rounding: as `mu_rounding` there.
-        nu_rounding: as there.
         recipe: the name of one of `recipes`, for the arrays that AdamW steps and for `param_storage`. The
             momentum is then `scaled("float16", 128)`, as large as two moments of 8 bits; under
             "full_precision" it is float32.
-        param_storage: as there.
         cautious: of both decays, as in `add_decayed_weights`.
-        seed: as there.
 
     Returns:
         An Optax transform that needs `params`.

@@ -19,22 +19,13 @@ _PIECE = 1 << 17
 
 
 def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
-    """Return the Euclidean norm of all elements of all tensors, on the device of the first.
+    """Return the norm of the norms of all tensors, on the device of the first (contract N1).
 
-    In float32, whatever the dtypes: the norm of the norms, which neither underflows nor overflows while the
-    result is a float32 number. torch computes the sums, and rounds them in its own order. 0 where there is no
-    element or all are zero, NaN where an element is NaN, infinity where an element is infinite.
-
-    With `exact` the sum is a sum of integers. Let e be the exponent of the largest magnitude of all. Each |x|
-    is rounded to a multiple of 2^(e - 23), and the squares of these multiples are added without rounding. Any
-    order, any partition over devices and either framework then gives the same bits. Elements below 2^-25 of
-    the largest count as 0, and so do subnormal elements.
+    torch computes and rounds the sums in its own order; with `exact` they are of integers (contract N2).
 
     Example:
         >>> global_norm([torch.tensor([3e-30]), torch.tensor([[-4e-30]])], exact=True).item()
         5.000000015855384e-30
-
-    Source: ours (contract N1, N2).
     """
     return global_norms(tensors, exact=exact)[0]
 

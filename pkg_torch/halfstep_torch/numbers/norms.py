@@ -14,19 +14,15 @@ _SCALE = 2.0**-SCALE_BITS
 
 
 def norm(x: Tensor, length: int | None = None) -> Tensor:
-    """Return the Euclidean norm of an array: n = 2^e sqrt(sum((x 2^-e)^2)), e the exponent of max |x|.
+    """Return the Euclidean norm of an array in float32, whatever its dtype (contract L1).
 
-    In float32, whatever the dtype of `x`. The two products with a power of two are exact, so that nothing
-    underflows at 1e-20 or overflows at 1e20, where plain squares do. The sum is torch's, rounded in an order
-    of its own: pairwise, where `torch.linalg.vector_norm` adds one after the other on CPU, and is 1 % off at
-    1e8 elements. A long array is cut into pieces of `length`, each with an e of its own. 0 of an array that
-    is empty or all zeros, NaN where an element is NaN, infinity where one is infinite.
+    The sum is torch's, rounded in an order of its own: pairwise, where `torch.linalg.vector_norm` adds one
+    after the other on CPU, and is 1 % off at 1e8 elements. A long array is cut into pieces of `length`, each
+    with an exponent of its own.
 
     Example:
         >>> norm(torch.tensor([3e-30, -4e-30])).item()
         5.000000015855384e-30
-
-    Source: ours; the scaling is that of BLAS's `nrm2`, by a power of two (contract L1).
     """
     return norms(x, length)[0]
 

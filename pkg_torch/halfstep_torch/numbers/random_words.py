@@ -130,12 +130,9 @@ def random_words(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Return one word per element of an array: mix(lo k0 + k1 + 0x9E3779B9 hi).
+    """Return a word for each element of an array, by seed, step, leaf, role and index (contract W1 to W8).
 
-    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array. k0 and k1
-    come from (seed, step, leaf, role) by Threefry. Rounding takes the top 16 bits. Roles 0, 1 and 2 share one
-    word, under the key of role 0. It is rotated to the left by 8 bits for mu and by 16 for nu, which brings
-    another field of it to the top. Nothing is rounded.
+    The field of the role is in the top 16 bits, which rounding takes. torch's generators are not read.
 
     Args:
         seed: an integer in [0, 2^64), or two uint32 words (high, low).

@@ -22,17 +22,10 @@ _SIGN, _LARGEST, _INFINITY, _NAN = -(1 << 31), 0x7F7FFFFF, 0x7F800000, 0x7FC0000
 
 
 def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = False) -> Tensor:
-    """Round float32 `x` to `dtype`.
+    """Round float32 `x` to `dtype`, once (contract R1 to R7).
 
-    Let s be the significand of x, and d the number of its low bits that `dtype` cannot hold. The magnitude of
-    the result is (s >> d) + up, where
-
-        nearest (`words` is None):  up = 1 if the discarded part exceeds one half, or equals it and s >> d
-                                    is odd
-        stochastic:                 up = 1 if F + (word >> 16) >= 2^16, F = 2^16 times the discarded fraction
-                                    of the last bit that is kept, rounded to an integer, a half upwards
-
-    Rounds once, here. A value that `dtype` holds never moves; NaN stays NaN.
+    To nearest; or by words, up in magnitude if (word >> 16) + F is 2^16 or more. F is 2^16 times the fraction
+    that is discarded, of the last bit which stays.
 
     Args:
         x: float32 tensor.
@@ -40,9 +33,7 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
             torch dtype of that name; or "float8_e3m4", for which torch has none.
         words: one word per element (uint32, or int32 of the same pattern), whose top 16 bits are read; or
             None for nearest, ties to even.
-        saturate: the rule for states. False (for parameters): values beyond the largest finite become
-            infinity, or NaN where the format has none; infinity stays what it is. True: they become the
-            largest finite value, and infinity becomes NaN.
+        saturate: True for states (contract R6), False for parameters (R5).
 
     Returns:
         A tensor of `dtype`, in the shape of `x`; of "float8_e3m4" its patterns, in uint8.
@@ -56,9 +47,7 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
         >>> round_to(torch.full((3,), 1.0 + 2**-8), "bfloat16", words)
         tensor([1.0000, 1.0078, 1.0078], dtype=torch.bfloat16)
 
-    Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by
-        magnitude.
-    The carry form is ours. Contract R1 to R7.
+    Source: Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, mode 1. The carry form is ours.
     """
     name = _check_round_to(x, dtype, words)
     if words is not None:

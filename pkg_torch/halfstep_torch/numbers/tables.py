@@ -17,15 +17,7 @@ _NUMBERS = {
 
 
 def encode_table(y: Tensor, words: Tensor | None, table: Table) -> Tensor:
-    """Round float32 to codes: up from the number below if h gap < y - number.
-
-    Args:
-        y: float32; below the first number it gets the first, above the last the last. Of NaN, any code.
-        words: int32 words: h = (2 (word >> 16) + 1) / 2^17; or None: h = 1/2.
-        table: of the codes.
-
-    Returns:
-        int32 codes.
+    """Return int32 codes of float32, by int32 words or to nearest (contract F10); of NaN any code.
 
     Example:
         >>> codes = encode_table(torch.tensor([0.0, 0.24, 9.0]), None, TABLES["dynamic4"])

@@ -84,15 +84,12 @@ class Lamb(Optimizer):
 class Lamb16(Optimizer):
     """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
 
-    `Lamb` with LAMB16's trust ratio and 2.02 bytes of state per parameter. The first moment is in
-    float8_e4m3fn, the second, rounded stochastically, in ufloat8_e5m3, in blocks of 128 with a scale. The
-    ratio:
+    `Lamb` with LAMB16's trust ratio, a power of LAMB's, and 2.02 bytes of state per parameter:
 
         ratio = clamp((((1e-3 / lr) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
 
-    so that a step is proportional to lr^(1 - trust_power). As published, LAMB16 keeps under 1 % of the
-    momentum of a large layer: it divides by the norm over n, where the block's largest magnitude is wanted.
-    `docs/lamb16.md` has the figures.
+    so that a step is proportional to lr^(1 - trust_power). `docs/lamb16.md` has the formats, and why they
+    differ from the published code's.
 
     Arguments and errors are the same as for `Lamb`. The published code has no bias correction. With `exact`
     the power still differs from JAX's by ulps, but for None.

@@ -72,44 +72,30 @@ class Muon(Optimizer):
     unless the name says embedding or head. AdamW steps all others. The split is printed once. A group that
     has `use_muon` stays as it is. Chains are `scale_by_muon` or `scale_by_adam`, then decoupled decay, the
     learning rate and the storage of weights, as in `AdamW`. In float32, with `ns_dtype="bfloat16"`, what Muon
-    steps is `torch.optim.Muon` to within the rounding of its factor.
+    steps is `torch.optim.Muon` to within the rounding of its factor. Arguments that are not listed are those
+    of `scale_by_muon` and `AdamW`.
 
     Args:
         params: pairs (name, parameter), or dicts of groups of them.
         lr: as in `AdamW`, for both.
         weight_decay: decoupled decay of what Muon steps.
         momentum: `beta` of `scale_by_muon`.
-        nesterov: with `ns_coefficients` (there `ns_coeffs`), `eps`, `ns_steps`, `ns_dtype`, `mu_dtype` and
-            `mu_rounding`, as in `scale_by_muon`.
-        ns_coefficients: as there.
-        eps: as there.
-        ns_steps: as there.
+        ns_coefficients: `ns_coeffs` there.
         adjust_lr_fn: None or "original", or "match_rms_adamw": `scale="consistent_rms"`.
-        normalize: with `beta2`, as there.
-        beta2: as there.
-        matrices: overrides the split. It is a function of leaf name ("layers/0/weight") and parameter, or a
-            mapping from patterns of names. Values are True (Muon), False (AdamW), `MatrixAxes` (Muon, with
-            these axes) or None (as by default).
-        maximize: ascend.
-        ns_dtype: as there.
-        bias_correction: as there.
-        mu_dtype: as there.
+        matrices: overrides the split: a function of leaf name ("layers/0/weight") and parameter, or a mapping
+            from patterns of names. True is Muon, False AdamW, `MatrixAxes` Muon with these axes, None the
+            default.
         mu_rounding: as there; in a group of AdamW the entry is for `exp_avg`.
         adam_lr: the learning rate of AdamW; None: `lr`.
-        betas: with `adam_eps`, `adam_weight_decay`, `adam_mu_dtype`, `nu_dtype` and `nu_rounding`, as in
-            `AdamW`, for what AdamW steps.
+        betas: as `adam_eps` and the like those of `AdamW`, for what it steps.
         adam_eps: as there.
         adam_weight_decay: as there; None: `weight_decay`.
-        adam_mu_dtype: as there.
-        nu_dtype: as there.
+        adam_mu_dtype: as `mu_dtype` there.
         adam_mu_rounding: as `mu_rounding` there.
-        nu_rounding: as there.
-        recipe: the name of one of `recipes`, for the arrays that AdamW steps and for `param_storage`. The
-            momentum is then `scaled("float16", 128)`, as large as two moments of 8 bits; under
-            "full_precision" it is float32.
-        param_storage: as there.
+        recipe: as in `AdamW`, for what it steps and for `param_storage`. The momentum is then
+            `scaled("float16", 128)`, which takes as many bytes as two moments of 8 bits; float32 under
+            "full_precision".
         cautious: of both decays, as in `add_decayed_weights`.
-        seed: as there.
         compile: as there; the factor is made of torch's own products of matrices.
         names: as there. A parameter with two names is tied, and AdamW steps it.
 
