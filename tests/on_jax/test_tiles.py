@@ -74,6 +74,7 @@ def test_every_byte_is_unpacked_by_a_product():
 
 def test_the_order_of_a_tpu_is_really_taken():
     assert tiles.cut_by_blocks((16, 512), 128)
+    assert tiles.cut_by_blocks((15, 512), 128)
     assert not tiles.cut_by_blocks((16, 512), 64)
     assert not tiles.cut_by_blocks((15, 512), 512)
     assert [tiles.on_end(shape) for shape in _SHAPES if len(shape) > 1][-3:] == [False, True, True]

@@ -191,6 +191,7 @@ def test_leaves_with_the_names_and_shapes_of_torch_stay_as_they_are():
     model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Linear(3, 4))
     params = {name.replace(".", "/"): np.ones(tuple(p.shape)) for name, p in model.named_parameters()}
     params["0/bias"] = np.ones((3, 1))
+    model.scale, params["scale"] = nn.Parameter(torch.tensor(2.0)), np.ones(())
     view = SourceView(model, name_map(params, model))
     assert {name: tuple(p.shape) for name, p in view.named_parameters()} == {
         name: x.shape for name, x in params.items()

@@ -12,6 +12,7 @@ import torch
 
 import halfstep_jax
 import halfstep_torch
+from halfstep_spec import PARAM_STORAGES
 
 SHAPE = (64, 128)
 # Weights and moments, and a byte per scale.
@@ -298,3 +299,13 @@ def test_a_param_group_has_a_recipe_of_its_own():
     assert [group["param_storage"] for group in optimizer.param_groups] == ["stochastic", "split16"]
     with pytest.raises(ValueError, match="AdamW: recipe='none' is not a recipe"):
         halfstep_torch.AdamW([{"params": P, "recipe": "none"}])
+
+
+@pytest.mark.parametrize("storage", PARAM_STORAGES)
+def test_both_say_how_weights_of_a_storage_are_rounded(storage):
+    rounding = "stochastic" if storage in ("stochastic", "split8") else "nearest"
+    params = {"w": jnp.ones(4, "bfloat16")}
+    weight = torch.nn.Parameter(torch.ones(4).bfloat16())
+    in_jax = halfstep_jax.describe(halfstep_jax.adamw(1e-3, param_storage=storage), params)
+    in_torch = halfstep_torch.describe(halfstep_torch.AdamW([("w", weight)], param_storage=storage))
+    assert in_jax.of("w").rounding == in_torch.of("w").rounding == rounding
