@@ -21,7 +21,7 @@ class Shared(griffe.Extension):
     """Docstrings that stand once in `halfstep`, on the pages of both packages.
 
     A link is made of its rule, as `link_of(ScaleByLion)`: it has the rule's arguments, and the docstring of
-    the rule in `halfstep`.
+    the rule in `halfstep`. A class without a docstring has that of its base.
     """
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
@@ -32,6 +32,9 @@ class Shared(griffe.Extension):
                     name, dot, inside = made_of[1].partition(".")
                     rule = loader.modules_collection[module.resolve(name) + dot + inside]
                     module.set_member(attribute.name, _function(attribute, rule))
+            for cls in [x for x in module.members.values() if isinstance(x, griffe.Class)]:
+                if cls.is_public and not cls.docstring:
+                    _inherit(cls, cls.mro())
         if pkg.name in ("halfstep_jax", "halfstep_torch"):
             list_arguments(pkg)
 
@@ -105,9 +108,11 @@ def _function(attribute: griffe.Attribute, rule: griffe.Class) -> griffe.Functio
     return function
 
 
-def _inherit(taker: griffe.Function, bases: list[griffe.Class]) -> None:
+def _inherit(taker: griffe.Function | griffe.Class, bases: list[griffe.Class]) -> None:
     """Give the docstring that stands in `halfstep`, less the arguments that the other package has."""
-    found = next(x.docstring for x in bases if x.path.startswith("halfstep."))
+    found = next((x.docstring for x in bases if x.path.startswith("halfstep.")), None)
+    if found is None:
+        return
     names = {x.name for x in taker.parameters}
 
     def of_taker(args: re.Match[str]) -> str:

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from halfstep import monitor
 from halfstep.description import WEIGHT
-from halfstep.monitor import NUMBERS, checked_every, corner, row_of
+from halfstep.monitor import NUMBERS, corner
 from halfstep_jax.description import describe, leaf_at_end, weights_that_links_store
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.moment_probe import NARROW, PAIRS
@@ -16,57 +17,14 @@ from halfstep_jax.storage.ends import count_at_ends, moment_pairs
 from halfstep_jax.weights.chain_check import chain_fault
 
 
-class Monitor:
-    """Measure every so many steps what rounding loses, of any Optax transform, of this package or not.
-
-    Call `read` after every step, with what the step returned. Every `every`-th call returns the numbers as a
-    flat dict of floats, for W&B, TensorBoard or a print; others return None, and do nothing. The numbers are
-    computed where the arrays are, in one compiled program, and 24 bytes are transferred. The step itself is
-    left alone: it may be compiled, donate its arguments, and be of any library.
-
-    | entry | of the measured step |
-    |---|---|
-    | `step` | the number of the call |
-    | `updates_lost` | share of the updates of 16-bit weights that move nothing |
-    | `update_norm` | the norm of what the weights moved |
-    | `weight_norm` | the norm of the weights |
-    | `moments_at_smallest`, `moments_at_largest` | shares of second moments at the ends of their codes |
-    | `nonfinite` | how many weights are infinite or NaN |
-
-    The first two are estimates, from the first 16,384 elements of each weight. An update counts as lost if no
-    link of this package stores its weight, the weight does not move, and its moments are not all zero. As
-    `diagnose`, it takes the stochastic rounding of other libraries for a loss.
-
-    What is wrong is said once in the log `halfstep_jax`, such as second moments at the ends of what
-    `one_pass` holds.
-
-    Args:
-        tx: the transform that trains.
-        every: how many steps lie between two that are measured.
-        extra_args: what `tx.update` wants beside updates, state and params, such as `value`.
-
-    Raises:
-        ValueError: if `every` is no positive integer.
-
-    Example:
-        >>> tx = optax.adamw(1e-5)
-        >>> monitor = Monitor(tx, every=2)
-        >>> params = {"w": jnp.ones(64, jnp.bfloat16)}
-        >>> state = tx.init(params)
-        >>> for _ in range(2):
-        ...     updates, state = tx.update(params, state, params)
-        ...     params = optax.apply_updates(params, updates)
-        ...     row = monitor.read(params, state)
-        >>> row["step"], row["updates_lost"], row["weight_norm"]
-        (2.0, 1.0, 8.0)
-
-    Source: ours.
-    """
+class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
+    _package = "halfstep_jax"
+    _second = next(iter(PAIRS))
 
     def __init__(self, tx: optax.GradientTransformation, every: int = 100, **extra_args: Any):
-        self.every = checked_every(every)
+        super().__init__(every)
         self._tx, self._extra_args = tx, extra_args
-        self._calls, self._before, self._measure = 0, None, None
+        self._measure = None
         self._formats: dict[tuple[str, str], str] = {}
 
     def read(self, params: Any, state: Any) -> dict[str, float] | None:
@@ -76,17 +34,15 @@ class Monitor:
             params: the weights after the step.
             state: of `tx` after the step.
         """
-        self._calls += 1
-        row = None
-        if self._before is not None:
-            measure = self._measure or self._compiled(params)
-            numbers = jax.device_get(measure(self._before, params, state)).tolist()
-            kept = {text for (_, name), text in self._formats.items() if name in PAIRS}
-            row = row_of("halfstep_jax", self._calls, numbers, next(iter(PAIRS)), kept)
-            self._before = None
-        if (self._calls + 1) % self.every == 0:
-            self._before = _corners(params)
-        return row
+        return self._row(params, state)
+
+    def _corners(self, params: Any, state: Any) -> list[jax.Array]:
+        return _corners(params)
+
+    def _measured(self, before: Any, params: Any, state: Any) -> tuple[list[float], set[str]]:
+        measure = self._measure or self._compiled(params)
+        numbers = jax.device_get(measure(before, params, state)).tolist()
+        return numbers, {text for (_, name), text in self._formats.items() if name in PAIRS}
 
     def _compiled(self, params: Any) -> Any:
         fault = chain_fault(self._tx, params, self._extra_args)

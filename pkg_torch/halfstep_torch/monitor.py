@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.monitor import checked_every, corner, row_of
+from halfstep import monitor
+from halfstep.monitor import corner
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.moment_probe import PAIRS
 from halfstep_torch.optimizer import Optimizer
@@ -15,70 +16,24 @@ from halfstep_torch.probe_steps import NARROW, any_optimizer, is_moment, rounded
 from halfstep_torch.storage.ends import count_at_ends
 
 
-class Monitor:
-    """Measure every so many steps what rounding loses, of any `torch.optim.Optimizer`, ours or not.
-
-    Call `read` after every step. Every `every`-th call returns the numbers as a flat dict of floats, for W&B,
-    TensorBoard, a Trainer or Lightning; others return None, and do nothing. The numbers are computed where
-    the arrays are, and 20 bytes are transferred. The step itself is left alone.
-
-    | entry | of the measured step |
-    |---|---|
-    | `step` | the number of the call |
-    | `updates_lost` | share of the updates of 16-bit weights that move nothing |
-    | `update_norm` | the norm of what the weights moved |
-    | `weight_norm` | the norm of the weights |
-    | `moments_at_smallest`, `moments_at_largest` | shares of second moments at the ends of their codes |
-    | `nonfinite` | how many weights are infinite or NaN |
-
-    The first two are estimates, from the first 16,384 elements of each weight. An update counts as lost if a
-    weight that is rounded to nearest stays where it was, and its moments are not all zero. As `diagnose`, it
-    takes the stochastic rounding of other libraries for a loss. Of DTensors this process counts its own part.
-
-    What is wrong is said once in the log `halfstep_torch`, such as second moments at the ends of what
-    `one_pass` holds.
-
-    Args:
-        optimizer: that trains; one that accelerate has wrapped, too.
-        every: how many steps lie between two that are measured.
-
-    Raises:
-        TypeError: if `optimizer` is no optimizer.
-        ValueError: if `every` is no positive integer.
-
-    Example:
-        >>> import torch, halfstep_torch as hs
-        >>> model = torch.nn.Linear(64, 1, bias=False, dtype=torch.bfloat16)
-        >>> torch.nn.init.ones_(model.weight).grad = torch.ones_like(model.weight)
-        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        >>> monitor = hs.Monitor(optimizer, every=2)
-        >>> for _ in range(2):
-        ...     optimizer.step()
-        ...     row = monitor.read()
-        >>> row["step"], row["updates_lost"], row["weight_norm"]
-        (2.0, 1.0, 8.0)
-
-    Source: ours.
-    """
+class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
+    _package = "halfstep_torch"
+    _second = next(iter(PAIRS))
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int = 100):
-        self.every = checked_every(every)
+        super().__init__(every)
         self._optimizer = any_optimizer("Monitor", optimizer)
-        self._calls = 0
-        self._before: dict[Tensor, Tensor] = {}
 
     def read(self) -> dict[str, float] | None:
         """Return the numbers of the step that was taken, at every `every`-th call; None at others."""
-        self._calls += 1
-        row = None
-        if self._before:
-            numbers = _measured(self._optimizer, self._before)
-            row = row_of("halfstep_torch", self._calls, numbers, next(iter(PAIRS)), _formats(self._optimizer))
-            self._before = {}
-        if (self._calls + 1) % self.every == 0:
-            params = (p for group in self._optimizer.param_groups for p in group["params"])
-            self._before = {p: _corner(p).clone() for p in params if p.requires_grad}
-        return row
+        return self._row()
+
+    def _corners(self) -> dict[Tensor, Tensor]:
+        params = (p for group in self._optimizer.param_groups for p in group["params"])
+        return {p: _corner(p).clone() for p in params if p.requires_grad}
+
+    def _measured(self, before: dict[Tensor, Tensor]) -> tuple[list[float], set[str]]:
+        return _measured(self._optimizer, before), _formats(self._optimizer)
 
 
 def _corner(p: Tensor) -> Tensor:
