@@ -1,5 +1,7 @@
 """What `diagnose` says of Optax's transforms and of ours, held against a step that is really taken."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,10 @@ import pytest
 import halfstep_jax as hs
 
 STEPS = 8
+OPTAX = optax.adamw(1e-5, weight_decay=0.1)
 
 
+@functools.cache
 def trained(tx, dtype=jnp.bfloat16):
     """Return params, the gradients of the next step and the state after some steps."""
     rng = np.random.default_rng(0)
@@ -32,7 +36,7 @@ def trained(tx, dtype=jnp.bfloat16):
 @pytest.mark.parametrize(
     "tx",
     [
-        optax.adamw(1e-5, weight_decay=0.1),
+        OPTAX,
         pytest.param(optax.sgd(1e-2, momentum=0.9), marks=pytest.mark.slow),
         pytest.param(hs.adamw(1e-4, param_storage="nearest"), marks=pytest.mark.slow),
     ],
@@ -57,8 +61,7 @@ def test_updates_that_compensation_loses_are_told():
 
 
 def test_the_stall_is_told_with_its_warning():
-    tx = optax.adamw(1e-5, weight_decay=0.1)
-    diagnosis = hs.diagnose(tx, *trained(tx))
+    diagnosis = hs.diagnose(OPTAX, *trained(OPTAX))
     assert diagnosis.updates_lost > 0.9
     assert diagnosis.decay_lost == 1
     assert diagnosis.leaves["a"] > 0.9

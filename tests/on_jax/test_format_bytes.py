@@ -38,8 +38,8 @@ def test_codes_and_scales_are_sharded_as_their_leading_axes_and_send_nothing(for
 
 _D = 2048
 _BLOCK = [(_D,), (_D, _D), (_D, 512), (_D, 512), (_D, _D), (_D,), (_D, 5632), (_D, 5632), (5632, _D)]
-TRANSFORMER = [(32000, _D), *_BLOCK * 22, (_D,), (_D, 32000)]
-"""A Llama of 1.1 billion parameters."""
+TRANSFORMER = [(32000, _D), *_BLOCK * 2, (_D,), (_D, 32000)]
+"""A Llama of 1.1 billion parameters, with two of its 22 equal layers."""
 
 
 _WIDTHS = [3, 64, 64, 128, 128, 256, 256, 256, *[512] * 6]
