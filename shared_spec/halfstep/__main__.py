@@ -8,6 +8,7 @@ python -m halfstep warm one_pass eight_bit
 """
 
 import argparse
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -88,7 +89,7 @@ def due(recipe: Any) -> np.ndarray:
     options = dict(recipe)
     storage = options.pop("param_storage", "stochastic")
     formats = {
-        name: value if isinstance(value, str) else spec.Format(**vars(value))
+        name: value if isinstance(value, str) else spec.Format(**dataclasses.asdict(value))
         for name, value in options.items()
     }
     rule = spec.ScaleByAdam(seed=_HYPERPARAMETERS["seed"], **formats)

@@ -328,3 +328,15 @@ def test_what_fine_scales_hold_is_known_before_a_step_is_traced(name):
     z = torch.tensor([0.0, 1e9, -1e9, math.nan])
     traced = torch.compile(lambda z: within_scales(z, fmt), backend="eager", fullgraph=True)
     torch.testing.assert_close(traced(z), within_scales(z, fmt), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "fmt", [Format("bfloat16"), hs.scaled("int8"), hs.codebook("dynamic4")], ids=lambda fmt: fmt.dtype
+)
+def test_dynamo_finds_what_follows_from_a_new_format(fmt):
+    fmt, x = fmt.for_shape((64, 128)), torch.ones(64, 128)
+
+    def round_trip(x: torch.Tensor) -> torch.Tensor:
+        return fmt.decode(fmt.encode(x, None))
+
+    assert torch.equal(torch.compile(round_trip, fullgraph=True, backend="eager")(x), round_trip(x))
