@@ -18,9 +18,7 @@ class _RecordedOp(rule_check.Recorded, JaxOp):
 def check_rule(rule: Rule, *, seed: int = 0) -> None:
     """Raise an error unless a rule gives NumPy's bits op by op, and the same bits under `jax.jit`.
 
-    One step is taken on 2,048 random numbers of 57 binades, zeros of both signs among them, with float32
-    moments. `op.apply`, `op.norm`, `op.matmul` and `op.power` round as JAX does: they are held against
-    themselves alone. Results that are nearly subnormal do not count (contract A8).
+    `docs/new-rule.md` says on which numbers.
 
     Args:
         rule: an instance of a class that derives from `Rule`.

@@ -41,10 +41,7 @@ class _TracedOp(GuardedOp):
 def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
     """Raise an error unless a rule gives NumPy's bits op by op, and the same bits in eager and compiled code.
 
-    One step is taken on 2,048 random numbers of 57 binades, zeros of both signs among them, with float32
-    moments, on the CPU. `op.apply`, `op.norm`, `op.matmul` and `op.power` round as torch does: they are held
-    against themselves alone. Results that are nearly subnormal do not count (contract A8). A rule of scope
-    "parameter" is never compiled.
+    On the CPU; `docs/new-rule.md` says on which numbers. A rule of scope "parameter" is never compiled.
 
     Args:
         rule: an instance of a class that derives from `Rule`.

@@ -176,17 +176,17 @@ class _Storage:
             )
         names = [name for name, _ in named_leaves(state)]
         held = [x if self._is_chosen(name, x) else None for name, (_, x) in zip(names, leaves, strict=True)]
-        parts = shards(_FUNCTION, names, held, codes)
-        rows = zip(leaves, names, held, parts, strict=True)
+        cuts = shards(_FUNCTION, names, held, codes)
+        rows = zip(leaves, names, held, cuts, strict=True)
         return [
             _Array(
                 name,
                 x,
                 _sign(path),
-                None if array is None else self._format_of(name, array, part),
-                part,
+                None if array is None else self._format_of(name, array, shard),
+                shard,
             )
-            for (path, x), name, array, part in rows
+            for (path, x), name, array, shard in rows
         ]
 
     def check(self, arrays: list[_Array]) -> None:

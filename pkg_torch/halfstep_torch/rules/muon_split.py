@@ -48,8 +48,10 @@ def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: l
                 f"{caller}: use_muon={group['use_muon']!r} in a param group is neither True (Muon) nor False "
                 "(AdamW). Use False, or leave it out, so that names and axes decide."
             )
-    known = parameter_names(caller, names) or {}
-    pairs = [_named(caller, known, x) for group in given if "use_muon" not in group for x in group["params"]]
+    name_of = parameter_names(caller, names) or {}
+    pairs = [
+        _named(caller, name_of, x) for group in given if "use_muon" not in group for x in group["params"]
+    ]
     if not pairs:
         return given
     named = list(zip(leaf_names([name for name, _ in pairs]), [param for _, param in pairs], strict=True))
@@ -60,17 +62,19 @@ def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: l
     axes = {id(param): choice.axes for (_, param), choice in zip(named, choices, strict=True)}
     groups: list[dict] = []
     for group in given:
-        groups += [group] if "use_muon" in group else _parts(caller, group, known, axes)
+        groups += [group] if "use_muon" in group else _split_by_axes(caller, group, name_of, axes)
     return groups
 
 
-def _parts(caller: str, group: dict, known: Mapping, axes: Mapping[int, MatrixAxes | None]) -> list[dict]:
+def _split_by_axes(
+    caller: str, group: dict, name_of: Mapping, axes: Mapping[int, MatrixAxes | None]
+) -> list[dict]:
     """Return the groups into which a group is split: one for each kind of matrix, then one for AdamW."""
-    parts: dict[MatrixAxes | None, list] = {}
-    for name, param in (_named(caller, known, x) for x in group["params"]):
-        parts.setdefault(axes[id(param)], []).append((name, param))
+    by_axes: dict[MatrixAxes | None, list] = {}
+    for name, param in (_named(caller, name_of, x) for x in group["params"]):
+        by_axes.setdefault(axes[id(param)], []).append((name, param))
     made = []
-    for kind, params in sorted(parts.items(), key=lambda part: part[0] is None):
+    for kind, params in sorted(by_axes.items(), key=lambda item: item[0] is None):
         chosen: dict[str, Any] = {"params": params, "use_muon": kind is not None}
         if kind is not None and tuple(kind) != (1 - OUTPUT_AXIS, OUTPUT_AXIS):
             chosen |= kind._asdict()
@@ -82,12 +86,12 @@ def _as_list(params: Any) -> list:
     return [params] if isinstance(params, Tensor) else list(params)
 
 
-def _named(caller: str, known: Mapping, x: Any) -> tuple[str, Tensor]:
+def _named(caller: str, name_of: Mapping, x: Any) -> tuple[str, Tensor]:
     """Return a parameter with its name; raise ValueError for one that has none."""
     if isinstance(x, tuple):
         return x
-    if x in known:
-        return known[x], x
+    if x in name_of:
+        return name_of[x], x
     raise ValueError(
         f"{caller}: a parameter of shape {tuple(x.shape)} has no name, and names tell embeddings and heads "
         "from hidden matrices. Pass model.named_parameters(), or groups that say use_muon=True or False. "

@@ -1,7 +1,6 @@
 """LAMB's trust ratio: one factor per parameter, from the norms of weight and update. Contract: section L."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import halfstep.rules.trust_ratio as shared
@@ -19,7 +18,7 @@ class ScaleByTemperedTrustRatio(shared.ScaleByTemperedTrustRatio, Link):
     trust_power: Any = number(None, check=shared.check_power, none=1.0)
     learning_rate: Any = LEARNING_RATE(default=None, owned=False)
 
-    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+    def numbers(self, h, t, op):
         """Return coefficient and bounds of the ratio."""
         tempered = super().numbers(h, t, op)
         untempered = {"trust_coefficient": 1.0, "max_ratio": math.inf}
