@@ -11,6 +11,7 @@ import torch
 
 import halfstep_jax
 import halfstep_torch
+from halfstep.rules.adafactor import factored_axes
 from halfstep_spec.numbers.means import inverse_power, mean
 from halfstep_spec.rules.adafactor import ScaleByFactoredRms
 from twin.moving import assert_both_end_alike
@@ -227,3 +228,10 @@ def test_torchs_arguments_are_refused_by_their_names():
             halfstep_torch.Adafactor(params, **options)
     with pytest.raises(TypeError, match="eps=1e-30 is not a pair"):
         halfstep_torch.Adafactor(params, eps=1e-30)
+
+
+def test_axes_of_one_element_may_be_factored_and_empty_ones_may_not():
+    for least in (0, 1):
+        assert factored_axes((5, 1), True, least) == (0, 1)
+        assert factored_axes((5, 0), True, least) is None
+    assert factored_axes((5, 1), True, 2) is None
