@@ -157,27 +157,27 @@ def _signed(x: jax.Array) -> jax.Array:
 # Bit patterns have no derivative. The derivative of XLA's operation stands for it.
 _sqrt = elementwise(
     "correct_sqrt",
+    _corrected_sqrt,
     type_of("sqrt"),
     lambda primals, tangents: jax.jvp(lax.sqrt, primals, tangents)[1],
-    _corrected_sqrt,
     in_hlo=dict.fromkeys(("cpu", "tpu"), stablehlo("sqrt")),
     cpu=lax.sqrt,
     tpu=lax.sqrt,
 )
 _divide = elementwise(
     "correct_divide",
+    _corrected_divide,
     type_of("div"),
     lambda primals, tangents: jax.jvp(lax.div, primals, tangents)[1],
-    _corrected_divide,
     in_hlo=dict.fromkeys(("cpu", "tpu"), stablehlo("divide")),
     cpu=lax.div,
     tpu=lax.div,
 )
 _divide_by_scale = elementwise(
     "correct_divide_by_scale",
+    _corrected_divide,
     type_of("div"),
     lambda primals, tangents: jax.jvp(lax.div, primals, tangents)[1],
-    _corrected_divide,
     in_hlo={"tpu": stablehlo("divide")},
     cpu=quotient_by_products,
     tpu=lax.div,

@@ -6,10 +6,7 @@ from halfstep_jax.storage.base_codes import Codes
 from halfstep_jax.storage.float_codes import PlainCodes, SignedCodes
 
 # Those whose arithmetic JAX has its own way of.
-_OWN: dict[type[SharedCodes], type[Codes]] = {
-    floats.PlainCodes: PlainCodes,
-    floats.SignedCodes: SignedCodes,
-}
+_OWN: dict[type[SharedCodes], type[Codes]] = {floats.PlainCodes: PlainCodes, floats.SignedCodes: SignedCodes}
 CODES = {
     family: {name: _OWN.get(type(entry), Codes)(entry) for name, entry in entries.items()}
     for family, entries in codes.CODES.items()

@@ -121,12 +121,7 @@ def _with_zero_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
 
 
 # Patterns have no derivative: without the identity it would be zero, and nothing would say so.
-_opaque = elementwise(
-    "opaque",
-    type_of_first,
-    lambda primals, tangents: tangents[0],
-    _with_zero_bits,
-)
+_opaque = elementwise("opaque", _with_zero_bits)
 
 
 def _shifted(x: jax.Array, zero: jax.Array) -> jax.Array:
@@ -136,9 +131,9 @@ def _shifted(x: jax.Array, zero: jax.Array) -> jax.Array:
 
 _widened = elementwise(
     "opaque_widened",
+    _shifted,
     lambda x, zero: type_of_first(x).update(dtype=np.dtype(np.float32)),
     lambda primals, tangents: tangents[0].astype(jnp.float32),
-    _shifted,
     op_by_op=lambda x, zero: x.astype(jnp.float32),
     tpu=lambda x, zero: _with_zero_bits(x, zero).astype(jnp.float32),
 )
@@ -147,8 +142,6 @@ _widened = elementwise(
 # -0.0 is the one number that changes no other.
 _plus_nothing = elementwise(
     "opaque_product",
-    type_of_first,
-    lambda primals, tangents: tangents[0],
     lambda x, zero: x + lax.bitcast_convert_type(zero | _MINUS_ZERO, jnp.float32),
     op_by_op=_with_zero_bits,
     rocm=_with_zero_bits,
@@ -157,9 +150,9 @@ _plus_nothing = elementwise(
 
 _straight_through = elementwise(
     "straight_through",
+    lambda x, rounded: rounded,
     lambda x, rounded: type_of_first(rounded),
     lambda primals, tangents: tangents[0].astype(primals[1].dtype),
-    lambda x, rounded: rounded,
     in_hlo={None: lambda x, rounded: rounded},
 )
 
@@ -180,17 +173,9 @@ def _as_it_is(zero: jax.Array) -> jax.Array:
     return zero
 
 
-_zero_of_pass = elementwise(
-    "zero_of_pass", type_of_first, lambda primals, tangents: tangents[0], _distinct_zero, tpu=_as_it_is
-)
+_zero_of_pass = elementwise("zero_of_pass", _distinct_zero, tpu=_as_it_is)
 _zero_of_pass_on_cpu = elementwise(
-    "zero_of_pass_on_cpu",
-    type_of_first,
-    lambda primals, tangents: tangents[0],
-    _distinct_zero,
-    tpu=_as_it_is,
-    cuda=_as_it_is,
-    rocm=_as_it_is,
+    "zero_of_pass_on_cpu", _distinct_zero, tpu=_as_it_is, cuda=_as_it_is, rocm=_as_it_is
 )
 
 
@@ -200,13 +185,7 @@ def zero_on_cpu(zero: jax.Array) -> jax.Array:
 
 
 _zero_on_cpu = elementwise(
-    "zero_on_cpu",
-    type_of_first,
-    lambda primals, tangents: tangents[0],
-    _as_it_is,
-    tpu=jnp.zeros_like,
-    cuda=jnp.zeros_like,
-    rocm=jnp.zeros_like,
+    "zero_on_cpu", _as_it_is, tpu=jnp.zeros_like, cuda=jnp.zeros_like, rocm=jnp.zeros_like
 )
 
 
@@ -220,8 +199,6 @@ def stored_with(x: jax.Array, codes: jax.Array, zero: jax.Array) -> jax.Array:
 
 _stored_with = elementwise(
     "stored_with",
-    type_of_first,
-    lambda primals, tangents: tangents[0],
     lambda x, codes, zero: x,
     in_hlo={None: lambda x, codes, zero: x},
     op_by_op=lambda x, codes, zero: x,

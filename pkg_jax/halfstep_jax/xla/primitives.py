@@ -25,11 +25,20 @@ _Operation = Callable[..., jax.Array]
 _MOVED = (ImportError, AttributeError, TypeError)
 
 
+def type_of_first(*operands: Any) -> Any:
+    """Return the abstract value of the first operand, and that it is no Python number."""
+    return operands[0].update(weak_type=False) if hasattr(operands[0], "update") else operands[0]
+
+
+def _tangent_of_first(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    return tangents[0]
+
+
 def elementwise(
     name: str,
-    type_of_result: Callable[..., Any],
-    derivative: Callable[..., Any],
     default: _Operation,
+    type_of_result: Callable[..., Any] = type_of_first,
+    derivative: Callable[..., Any] = _tangent_of_first,
     in_hlo: Mapping[str | None, Callable[..., Any] | None] = MappingProxyType({}),
     op_by_op: _Operation | None = None,
     **platforms: _Operation,
@@ -40,9 +49,9 @@ def elementwise(
 
     Args:
         name: of its equations.
+        default: what it is, in operations of JAX.
         type_of_result: from the abstract values of its operands to that of its result.
         derivative: from the operands and their tangents to that of the result.
-        default: what it is, in operations of JAX.
         in_hlo: by platform, and by None, what a trace of `default` or `platforms` for every shape would take
             longer to find: its result in StableHLO, from operands there; None where that is out of reach.
         op_by_op: what it is there on every platform, where all give the same and need not be told apart.
@@ -70,11 +79,6 @@ def elementwise(
         return bind(*vary_together(operands))
 
     return operation
-
-
-def type_of_first(*operands: Any) -> Any:
-    """Return the abstract value of the first operand, and that it is no Python number."""
-    return operands[0].update(weak_type=False) if hasattr(operands[0], "update") else operands[0]
 
 
 def type_of(name: str) -> Callable[..., Any]:

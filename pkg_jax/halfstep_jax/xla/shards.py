@@ -19,9 +19,7 @@ from jax.sharding import PartitionSpec
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["positions"],
-    meta_fields=["shape", "pieces", "problem"],
+    jax.tree_util.register_dataclass, data_fields=["positions"], meta_fields=["shape", "pieces", "problem"]
 )
 @dataclasses.dataclass(frozen=True)
 class Shard:
