@@ -262,6 +262,14 @@ def test_without_params_the_state_is_that_of_the_updates():
     assert_trees_same(tx.update(g, tx.init(params)), tx.update(g, tx.init(params), params))
 
 
+def test_params_may_be_left_out():
+    params, rows = problem(1)
+    tx, g = hs.store_state(optax.scale_by_adam(), FP8), jax.tree.map(lambda r: r[0], rows)
+    state = jax.eval_shape(tx.init, params)
+    _, after = jax.eval_shape(lambda g, state: tx.update(g, state), g, state)
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, state)
+
+
 def test_extra_arguments_reach_the_transform():
     params, rows = problem(1)
     inner = optax.scale_by_polyak()
