@@ -43,7 +43,7 @@ test-exhaustive: setup  ## the tests that CI leaves out: every trajectory under 
 
 # CI takes 2,000 examples of the steps, and of the rest in proportion.
 hunt: setup  ## 100,000 drawn rules, formats, trees and numbers against the reference; lives, files
-	$(BIN)/python benchmarks/hunt.py --json benchmarks/results/2026-11-24-hunt-cpu.json
+	$(BIN)/python benchmarks/hunt.py --json benchmarks/results/2026-11-26-hunt-cpu.json
 
 lint: setup  ## format and lint
 	$(BIN)/ruff format --check .
