@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from halfstep.hyperparameters import check_decay_rate
 from halfstep.rule import Rule, moment, number
 from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, landed, largest_rate
 from halfstep.storage.moment_formats import Rounding
@@ -35,7 +34,7 @@ class SGDFedBack(Rule):
     lands = True
 
     learning_rate: Any = number(schedule=True, torch="lr")
-    decay: Any = number(torch="momentum", check=check_decay_rate)  # of 0 there is a vector; SGD refuses it
+    decay: Any = number(torch="momentum", check=check_kept)
     peak_lr: Any = number(None, none=0.0, torch="peak_lr", owned=False)
     nesterov: bool = False
     accumulator_dtype: Any = None

@@ -19,7 +19,8 @@ NOTES = {
     "Grid": "dtypes of the weights, and ways to store the moments",
     "Small": "small rates, where the bound by the gap of a weight decides",
     "Peak": "a rate far below the largest rate of the run, by which what is fed back is then divided",
-    "Still": "no momentum, or a learning rate of 0: nothing is divided by either",
+    "Brief": "hardly any momentum",
+    "Still": "a learning rate of 0: nothing is divided by it",
     "L2": "L2 decay, which stands in front of the rule",
     "Edge": "weights of 0, subnormal weights, and weights that overflow",
 }
@@ -49,7 +50,7 @@ def cases() -> list[Case]:
         (_RULE(**both), "float16", 1_000_000, 1e-6, ("Small",)),
         (_RULE(**_ONE_BYTE), "bfloat16", 1_000_000, 1e-6, ("Small",)),
         (_RULE(**both, peak_lr=1e-3), "bfloat16", 1000, 1e-5, ("Peak",)),
-        (_RULE(**both, b1=0.0), "bfloat16", 0, 1e-3, ("Still",)),
+        (_RULE(**both, b1=2.0**-10), "bfloat16", 0, 1e-3, ("Brief",)),
         (_RULE(**both), "bfloat16", 3, 0.0, ("Still",)),
         (_RULE(**both), "bfloat16", 0, 1e-3, ("L2",)),
         (_RULE(**both), "bfloat16", 10, 1e-3, ("Edge",)),

@@ -18,7 +18,8 @@ from halfstep_spec.vectors import Case
 NOTES = {
     "Grid": "ways to store the moments beside weights in codes",
     "Small": "an array too small for codes: its weights are float32, and nothing is fed back",
-    "Still": "no momentum, or a learning rate of 0: nothing is divided by either",
+    "Brief": "hardly any momentum",
+    "Still": "a learning rate of 0: nothing is divided by it",
     "Late": "a long run",
     "Empty": "blocks without a gradient: what is fed back is past the largest scale of mu, where it stops",
 }
@@ -37,7 +38,7 @@ def cases() -> list[Case]:
         (_RULE(mu_dtype="bfloat16", nu_dtype="bfloat16"), (2, 3, 4), 0, 1e-2, ("Grid",)),
         (_RULE(mu_dtype=_RELATIVE, nu_dtype=_UROOT8, eps_root=2.0**-40), (4, 6), 0, 1e-4, ("Grid",)),
         (_RULE(param_dtype=scaled("int8", "row", scale="fine")), (4, 6), 0, 1e-3, ("Small",)),
-        (_RULE(b1=0.0), (4, 6), 0, 1e-3, ("Still",)),
+        (_RULE(b1=2.0**-10), (4, 6), 0, 1e-3, ("Brief",)),
         (_RULE(), (4, 6), 3, 0.0, ("Still",)),
         (_RULE(b2=0.95, mu_dtype="bfloat16"), (4, 6), 1_000_000, 1e-6, ("Late",)),
         (_RULE(mu_dtype=_RELATIVE, nu_dtype=_UROOT8), (4, 6), 0, 1e-3, ("Empty",)),

@@ -16,7 +16,8 @@ NOTES = {
     "Grid": "dtypes of the weights, and ways to store the sum",
     "Small": "small rates, where the bound by the sum itself decides",
     "Peak": "a rate far below the largest rate of the run, by which what is fed back is then divided",
-    "Still": "no momentum, or a learning rate of 0: nothing is divided by either",
+    "Brief": "hardly any momentum",
+    "Still": "a learning rate of 0: nothing is divided by it",
     "L2": "L2 decay, which stands in front of the rule",
     "Edge": "weights of 0, subnormal weights, weights that overflow, and gradients of 0",
 }
@@ -39,7 +40,7 @@ def cases() -> list[Case]:
         (_RULE(), "bfloat16", 1000, 1e-6, ("Small",)),
         (_RULE(), "float16", 1000, 1e-6, ("Small",)),
         (_RULE(peak_lr=1e-1), "bfloat16", 1000, 1e-3, ("Peak",)),
-        (_RULE(decay=0.0), "bfloat16", 0, 1e-2, ("Still",)),
+        (_RULE(decay=2.0**-10), "bfloat16", 0, 1e-2, ("Brief",)),
         (_RULE(), "bfloat16", 3, 0.0, ("Still",)),
         (_RULE(), "bfloat16", 0, 1e-2, ("L2",)),
         (_RULE(), "bfloat16", 10, 1e-2, ("Edge",)),
