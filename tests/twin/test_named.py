@@ -41,6 +41,12 @@ def test_the_arguments_for_moments_are_arguments_of_both(alias):
         assert {moment.dtype for moment in CLASSES[alias].named.moments} == formats
 
 
+@pytest.mark.parametrize("alias", TABLE)
+def test_the_seed_is_0_unless_it_is_given(alias):
+    for function in (getattr(halfstep_jax, alias), CLASSES[alias].__init__):
+        assert inspect.signature(function).parameters["seed"].default == 0
+
+
 @pytest.mark.parametrize("recipe", ["full_precision", "near_float32", "sixteen_bit", "eight_bit"])
 @pytest.mark.parametrize("alias", ["adan", "ademamix"])
 def test_a_recipe_gives_the_same_formats_in_both(alias, recipe):
