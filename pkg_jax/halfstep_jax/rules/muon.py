@@ -144,7 +144,7 @@ def muon(  # noqa: D417 (the others are its links')
     adamw = optax.chain(*links_of(MUON_OF_THE_REST, {**arguments, **of_the_rest}))
 
     def of_label(axes: MatrixAxes) -> optax.GradientTransformation:
-        link = functools.partial(_of_axes, axes)
+        link = functools.partial(scale_by_muon, **axes._asdict())
         return optax.chain(*links_of(MUON_OF_MATRICES, arguments, {MuonMomentum: link}))
 
     of_label(MatrixAxes(0, 1))  # so that wrong arguments are refused here, and not by `init`
@@ -199,11 +199,7 @@ def _links(rule: ScaleByMuon) -> optax.GradientTransformationExtraArgs:
 
 
 scale_by_muon = transform_of(ScaleByMuon, _links)
-
-
-def _of_axes(axes: MatrixAxes, **fields: Any) -> optax.GradientTransformationExtraArgs:
-    """Return `scale_by_muon` of matrices; a pickle of `muon` finds this function by its name."""
-    return scale_by_muon(**axes._asdict(), **fields)
+scale_by_muon.__module__ = __name__  # where a pickle of `muon`, which calls it in `init`, finds it
 
 
 def _label(axes: MatrixAxes | None) -> str:
