@@ -131,6 +131,20 @@ def test_what_it_cannot_do_is_refused_by_both(name):
         halfstep_torch.SGD([torch.nn.Parameter(torch.ones(3))], 1e-2, param_storage="feedback", **options)
 
 
+def test_a_momentum_of_0_in_mid_run_is_refused_before_a_weight_changes():
+    w = torch.nn.Parameter(torch.ones(SHAPE, dtype=torch.bfloat16))
+    optimizer = halfstep_torch.SGD(
+        [("w", w)], 1e-2, momentum=MOMENTUM, param_storage="feedback", compile=False
+    )
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    before = w.detach().clone()
+    optimizer.param_groups[0]["momentum"] = 0.0
+    with pytest.raises(ValueError, match=r"momentum=0\.0 keeps nothing of it. Use a number above 0"):
+        optimizer.step()
+    assert torch.equal(w, before)
+
+
 @pytest.mark.parametrize(
     ("alias", "why"),
     [
