@@ -43,8 +43,8 @@ class Format(shared.Format):
     blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.arithmetic, self.torch_dtype
+        # From the start: Dynamo does not enter a cached property.
+        _ = self.codes, self.arithmetic, self.torch_dtype
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
         """Return the format that an array of this shape gets: float32 where it is too small for a scale.

@@ -68,9 +68,6 @@ class Format:
             return f"{axes} {'axis is' if axes == 1 else 'axes are'} fewer than min_ndim={self.min_ndim}"
         return ""
 
-    def __post_init__(self) -> None:
-        _ = self.codes  # from the start: torch's Dynamo does not enter a cached property
-
     def __getstate__(self) -> dict[str, Any]:
         # Without what follows from the fields.
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
