@@ -20,6 +20,7 @@ from on_torch.test_formats import CNN, TRANSFORMER, reload, run, weights
 
 EIGHT = {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")}
 FOUR = {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.codebook("ulinear4")}
+NESTED = {"mu_dtype": hs.codebook("dynamic4", 128), "nu_dtype": hs.codebook("udynamic4", 16)}
 SHAPES = ((64, 256), (10, 64, 3, 3), (70, 100), (300,), (8, 8), (40, 131), (2, 5000))
 """Whole and short blocks, runs of an odd number of elements, leaves too small for codes."""
 
@@ -99,7 +100,7 @@ def test_packed_codes_have_the_leading_axes_and_the_bytes_of_a_run():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("formats", [EIGHT, FOUR], ids=["8", "4"])
+@pytest.mark.parametrize("formats", [EIGHT, FOUR, NESTED], ids=["8", "4", "nested"])
 def test_compiled_steps_have_the_bits_of_eager_ones(formats):
     eager = snapshot(run(weights(SHAPES), steps=6, **formats))
     assert_same_snapshots(eager, snapshot(run(weights(SHAPES), steps=6, compile=True, **formats)))

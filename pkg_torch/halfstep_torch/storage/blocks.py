@@ -58,14 +58,15 @@ class Blocks:
     def pack(self, codes: Tensor) -> Tensor:
         """Return 4-bit codes two to a byte, the earlier one in the low half; a unit ends with its byte.
 
-        `codes` are whole units, in row-major order. The result has one row, or as many as `codes` if each
-        holds whole units.
+        `codes` are whole units, in row-major order. The result has as many rows as `codes` if each holds
+        whole bytes, or else one.
         """
         if self._in_words(codes, 8):
             return _pack_words(codes)
         units = codes.reshape(-1, self.unit)
-        pairs = torch.nn.functional.pad(units, (0, self.unit % 2)).view(-1, self.packed, 2)
-        packed = pairs[..., 0] | (pairs[..., 1] << 4)
+        # Not pairs of a padded unit: Inductor then reads no code where the last one stands alone.
+        high = torch.nn.functional.pad(units[:, 1::2], (0, self.unit % 2))
+        packed = units[:, ::2] | (high << 4)
         return packed.reshape(_rows(codes, self.unit, self.packed))
 
     def unpack(self, packed: Tensor) -> Tensor:
@@ -133,9 +134,9 @@ def _unpack_words(packed: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
-    """Return the shape of an array once units have another length; one row where units cross its rows."""
+    """Return the shape of an array once units have another length; one row where half bytes end its rows."""
     *leading, last = x.shape
-    return (*leading, last // unit * becomes) if last % unit == 0 else (-1,)
+    return (*leading, last * becomes // unit) if last * becomes % unit == 0 else (-1,)
 
 
 def blocks_of(
