@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from halfstep.makers import docstring_of, published
 from halfstep.random_words import Role, leaf_id
 from halfstep.recipes import takes_recipe
-from halfstep.rule import Rule, declared, docstring_of, moments_of
+from halfstep.rule import Rule, declared, moments_of
 from halfstep.step import updated
 from halfstep.storage.moment_formats import check_feedback, check_power_unit, check_saturation, check_unit
 from halfstep_jax.landings import watched
@@ -127,8 +128,7 @@ def transform_of(
     def transform(*args: P.args, **options: P.kwargs) -> optax.GradientTransformationExtraArgs:
         return make(rule(*args, **options))
 
-    transform.__doc__, transform.__name__ = docstring_of(rule), getattr(rule, "name", rule.__name__)
-    transform.__qualname__, transform.__module__ = transform.__name__, rule.__module__
+    published(transform, getattr(rule, "name", rule.__name__), docstring_of(rule))
     signature, numbers = inspect.signature(rule), declared(rule).numbers
     # Optax's tools look for schedules by this annotation.
     given = {

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from halfstep.hyperparameters import check_order
+from halfstep.makers import docstring_of, published
 from halfstep.moments import fed_back
 from halfstep.recipes import takes_recipe
-from halfstep.rule import Rule, declared, docstring_of
+from halfstep.rule import Rule, declared
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.entries import entries_of
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -243,8 +244,7 @@ def link_of(rule: Callable[P, R], make: Callable[[R], L] = checked_rule) -> Call
     def link(*args: P.args, **options: P.kwargs) -> L:
         return make(rule(*args, **options))
 
-    link.__doc__ = docstring_of(rule)
-    link.__name__ = link.__qualname__ = getattr(rule, "name", rule.__name__)
+    published(link, getattr(rule, "name", rule.__name__), docstring_of(rule))
     return takes_recipe(declared(rule).moments.values(), stores_weights=False)(link)
 
 

@@ -291,11 +291,6 @@ def declared(rule: type[Rule]) -> Declared:
     return declarations
 
 
-def docstring_of(rule: Any) -> str | None:
-    """Return the docstring of a link: that of its rule in `halfstep`, from which a framework may derive."""
-    return next(cls.__doc__ for cls in rule.__mro__ if cls.__module__.startswith("halfstep."))
-
-
 def moments_of(rule: Rule) -> dict[str, Moment]:
     """Return the moments of a rule, by name, with shapes that are functions."""
     return {

@@ -199,7 +199,6 @@ def _links(rule: ScaleByMuon) -> optax.GradientTransformationExtraArgs:
 
 
 scale_by_muon = transform_of(ScaleByMuon, _links)
-scale_by_muon.__module__ = __name__  # where a pickle of `muon`, which calls it in `init`, finds it
 
 
 def _label(axes: MatrixAxes | None) -> str:

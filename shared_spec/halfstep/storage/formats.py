@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from halfstep.makers import published
 from halfstep.storage.blocks import BlockSize, packed_shape, scale_shape
 from halfstep.storage.codes import CODEBOOK_CODES, CODES, NAN_SCALE, Codes
 from halfstep.storage.labels import label_text
@@ -212,4 +213,4 @@ def returning(kind: type[_Format], function: Callable[_P, Format]) -> Callable[_
     def make(*args: _P.args, **kwargs: _P.kwargs) -> _Format:
         return kind.of(function(*args, **kwargs))
 
-    return make
+    return published(make, function.__name__, function.__doc__)
