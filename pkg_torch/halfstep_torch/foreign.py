@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from halfstep.random_words import Role, leaf_id
+from halfstep.random_words import Role
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.float32_copies import Float32Copies
 from halfstep_torch.engine.for_each import for_each
+from halfstep_torch.engine.plan import Stream
+from halfstep_torch.engine.step_numbers import KeysAhead
 from halfstep_torch.leaves import check_grad, check_weight, leaf_names
 from halfstep_torch.names import with_names_found
-from halfstep_torch.numbers.random_words import leaf_keys
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.form import check_form
@@ -113,10 +114,13 @@ class _Piece:
     """Members that are stepped together, with float32 copies of those of 16 bits."""
 
     def __init__(
-        self, members: Sequence[_Member], memory: Mapping[torch.dtype, dict[torch.device, list[Tensor]]]
+        self,
+        members: Sequence[_Member],
+        seed: int,
+        memory: Mapping[torch.dtype, dict[torch.device, list[Tensor]]],
     ):
         self.members, self._stays = members, _on_cpu(members)
-        self._leaves = [leaf_id(member.name) for member in members]
+        self._stream, self._steps = Stream(seed, "", before=False, roles=(Role.PARAM,)), None
         alike: dict[Any, list[int]] = {}
         for i, (_, param, _) in enumerate(members):
             if param.dtype != torch.float32:
@@ -135,24 +139,33 @@ class _Piece:
             copies.fill()
             for i, weight, grad in zip(places, copies.weights, copies.grads, strict=True):
                 copy = self.members[i].copy
-                copy.data, copy.grad = weight, grad
+                if copy.grad is not grad:
+                    copy.data, copy.grad = weight, grad
 
-    def round(self, seed: int, steps: Sequence[int], choice: CompileChoice) -> None:
+    def round(self, steps: list[int], choice: CompileChoice) -> None:
         """Round the weights from the copies, which the optimizer has stepped."""
-        keys = leaf_keys(seed, steps, self._leaves, [Role.PARAM])
+        if self._steps is None or steps != [step + 1 for step in self._steps]:
+            self._keys = KeysAhead([self._stream], [member.name for member in self.members])
+        keys, self._steps = self._keys.at(steps), steps
         for places, copies in self._copies:
             for i, weight in zip(places, copies.weights, strict=True):
                 copy = self.members[i].copy
                 if copy.data_ptr() != weight.data_ptr():  # the optimizer has given it other memory
                     weight.copy_(copy.data)
-            copies.round(_FUNCTION, keys[places], choice)
+                    copy.data = weight
+            copies.round(_FUNCTION, keys[:, places], choice)
 
-    def release(self) -> None:
-        """Take gradients back, so that the optimizer steps nothing of this piece."""
-        for member in self.members:
-            member.copy.grad = None
-            if not self._stays or member.param.dtype == torch.float32:
-                member.copy.data = member.copy.data.new_empty(0)
+    def release(self, alone: bool) -> None:
+        """Take gradients back, so that the optimizer steps nothing of this piece.
+
+        Those of a piece that stays, and is alone, are copies, and the next step fills them again.
+        """
+        for _, param, copy in self.members:
+            owned = not self._stays or param.dtype == torch.float32
+            if owned or not alone:
+                copy.grad = None
+            if owned:
+                copy.data = copy.data.new_empty(0)
 
 
 class RoundedWeights(torch.optim.Optimizer):
@@ -218,42 +231,50 @@ class RoundedWeights(torch.optim.Optimizer):
         members = [member for member in self._members if member.param.grad is not None]
         for member in members:
             check_grad(_FUNCTION, member.name, member.param)
-        for piece in self._pieces(members):
+        cuts = self._cuts(members)
+        for piece in self._pieces(members, cuts):
             for group, own in zip(self._optimizer.param_groups, entries, strict=True):
                 group.update(own)
             try:
                 self._step_copies(piece, lambda seen=after: self._check_alike(seen))
             finally:
-                piece.release()
+                piece.release(len(cuts) == 1)
             after = [_entries(group) for group in self._optimizer.param_groups]
         for group, own in zip(self.param_groups, after or entries, strict=True):
             group.update(own)
         return loss
 
-    def _pieces(self, members: list[_Member]) -> Iterator[_Piece]:
+    def _pieces(self, members: list[_Member], cuts: list[tuple[int, int]]) -> Iterator[_Piece]:
         """Yield pieces of all that is stepped; those of a CPU stay, with the memory that they step in."""
-        cuts = list(self._cuts(members))
-        layout = [(id(copy), param.dtype, param.device, param.shape) for _, param, copy in members]
+        seed = self.param_groups[0][_SEED]
+        layout = [seed, *((id(copy), param.dtype, param.device, param.shape) for _, param, copy in members)]
         if layout != self._layout:
-            self._layout, self._kept = layout, {}
+            self._forget()
+            self._layout = layout
             # The longest first: others step in its memory.
             for start, stop in sorted(
                 cuts, key=lambda cut: -sum(m.param.numel() for m in members[slice(*cut)])
             ):
                 if _on_cpu(members[start:stop]):
-                    self._kept[start] = _Piece(members[start:stop], self._memory)
+                    self._kept[start] = _Piece(members[start:stop], seed, self._memory)
         for start, stop in cuts:
-            yield self._kept.get(start) or _Piece(members[start:stop], self._memory)
+            yield self._kept.get(start) or _Piece(members[start:stop], seed, self._memory)
 
-    def _cuts(self, members: list[_Member]) -> Iterator[tuple[int, int]]:
-        start, size = 0, 0
+    def _forget(self) -> None:
+        """Let go of the pieces that stayed, and of what copies have of their memory."""
+        self._layout, self._kept = [], {}
+        for _, _, copy in self._members:
+            copy.data, copy.grad = copy.data.new_empty(0), None
+
+    def _cuts(self, members: list[_Member]) -> list[tuple[int, int]]:
+        """Return where each piece of the members starts and stops."""
+        cuts, start, size = [], 0, 0
         for i, member in enumerate(members):
             if i > start and self._piece is not None and size + member.param.numel() > self._piece:
-                yield start, i
+                cuts.append((start, i))
                 start, size = i, 0
             size += member.param.numel()
-        if members:
-            yield start, len(members)
+        return [*cuts, (start, len(members))] if members else []
 
     def _step_copies(self, piece: _Piece, check: Callable[[], None]) -> None:
         """Let the optimizer step copies of a piece, and round the weights from them."""
@@ -266,7 +287,7 @@ class RoundedWeights(torch.optim.Optimizer):
         for member, count in zip(piece.members, counts, strict=True):
             self.state[member.param] = {**self._optimizer.state[member.copy], _COUNT: count}
         steps = torch.stack(counts).tolist()
-        piece.round(self.param_groups[0][_SEED], steps, self._compile)
+        piece.round(steps, self._compile)
 
     def _check_alike(self, before: list[dict[str, Any]] | None) -> None:
         """Raise ValueError if a piece left other entries in the groups than the one before it."""
@@ -303,6 +324,7 @@ class RoundedWeights(torch.optim.Optimizer):
                     **self._optimizer.state[copy],
                     _COUNT: state[i][_COUNT].to("cpu", copy=True),
                 }
+        self._forget()
         for group, own, saved in zip(self._optimizer.param_groups, self.param_groups, groups, strict=True):
             own.update(_entries(group), **{_SEED: saved[_SEED]})
 

@@ -169,7 +169,10 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
             f"{caller}: the gradient of {name!r} has shape {tuple(grad.shape)} on {grad.device}, "
             f"its weight {tuple(param.shape)} on {param.device}. Run backward again."
         )
-    mesh, grad_mesh = (where and where[0] for where in (sharding(param), sharding(grad)))
+    where, grad_where = sharding(param), sharding(grad)
+    if where is grad_where is None:
+        return
+    mesh, grad_mesh = where and where[0], grad_where and grad_where[0]
     if mesh != grad_mesh:
         raise TypeError(
             f"{caller}: the weight {name!r} is {_where(mesh)}, its gradient {_where(grad_mesh)}. "

@@ -66,7 +66,7 @@ def test_words_are_those_of_the_row_major_index_in_any_shape(shape):
 @pytest.mark.slow
 def test_a_parameter_whose_index_passes_2_to_the_32_has_the_high_half_in_its_words():
     """By rows alone: the parameter would take 8 GB."""
-    keys, places = leaf_keys(5, [1], [leaf_id("w")], [hs.Role.PARAM]), row_places([(1 << 24) + 2])
+    keys, places = leaf_keys(5, [1], [leaf_id("w")], [hs.Role.PARAM]).T, row_places([(1 << 24) + 2])
     first, k0, k1 = (torch.from_numpy(x[-2:]) for x in row_words(keys, *places))
     index = first[:, None] + torch.arange(256, dtype=torch.int32)
     words = mix(XP, index * k0[:, None] + k1[:, None])
@@ -93,6 +93,42 @@ def test_copies_follow_parameters_that_are_frozen_and_memory_that_is_swapped(pie
                 params[0].data = params[0].data * 2
             optimizer.step()
         runs.append(params)
+    assert equal(*runs)
+
+
+def test_words_follow_a_count_that_is_set_by_hand():
+    """Keys are made for steps ahead, as long as each count grows by one."""
+    runs = []
+    for make in (hs.SGD, lambda params, lr: hs.round_weights(torch.optim.SGD(params, lr))):
+        params = [torch.nn.Parameter(torch.linspace(1, 2, n).bfloat16()) for n in (300, 7)]
+        optimizer = make([(str(i), p) for i, p in enumerate(params)], lr=2.0**-9)
+        for step in range(5):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            if step == 3:
+                state = optimizer.state[params[1]]
+                state["round_step" if "round_step" in state else "step"].fill_(10)
+            optimizer.step()
+        runs.append(params)
+    assert equal(*runs)
+
+
+class Replaces(torch.optim.SGD):
+    """A rule that gives weights other memory."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                p.data = p.data - self.param_groups[0]["lr"] * p.grad
+
+
+@pytest.mark.parametrize("piece_size", [300, None])
+def test_a_rule_may_give_weights_other_memory(piece_size):
+    ours, theirs = net(), net()
+    runs = [
+        train(model, hs.round_weights(make(model.parameters(), lr=2.0**-9), piece_size=piece_size), 4)
+        for model, make in ((ours, Replaces), (theirs, torch.optim.SGD))
+    ]
     assert equal(*runs)
 
 

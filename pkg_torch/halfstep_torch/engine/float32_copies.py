@@ -69,7 +69,7 @@ class Float32Copies:
 
         Args:
             caller: named in messages.
-            keys: of each parameter, the two keys of its words (contract W4).
+            keys: int32, a row of k0 and one of k1: of each parameter the keys of its words (contract W4).
             choice: whether it is compiled.
         """
         dtype, device = dtype_name(self._params[0].dtype), self._params[0].device
@@ -96,8 +96,10 @@ def row_places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 def row_words(keys: np.ndarray, parameter: np.ndarray, first: np.ndarray) -> list[np.ndarray]:
     """Return of each row the low half of the index of its first element, and its two keys (contract W8)."""
-    k0, k1 = (column[parameter] for column in keys.T)
-    return [as_int32(x) for x in (first, k0, k1 + GOLDEN_RATIO * (first >> 32).astype(np.uint32))]
+    k0, k1 = (row[parameter] for row in keys)
+    return [
+        as_int32(x) for x in (first, k0, k1.view(np.uint32) + GOLDEN_RATIO * (first >> 32).astype(np.uint32))
+    ]
 
 
 def _round_rows(dtype: str, new: Tensor, rounded: Tensor, first: Tensor, k0: Tensor, k1: Tensor) -> None:
