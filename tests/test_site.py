@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import json
 import pathlib
 import re
@@ -30,6 +31,50 @@ def test_the_reference_has_every_public_name_once(column, package):
 def test_names_that_both_packages_share_are_in_the_reference():
     shared = set(importlib.import_module("halfstep").__all__) - {"__version__"}
     assert shared <= set(names_of(0)) | set(names_of(1))
+
+
+DOCS_PYTHON = ROOT / ".venv-docs" / "bin" / "python"
+# The docstring that Griffe gives the pages for each public name, and the sentence in the table of its page.
+DOCSTRINGS = """
+import griffe, json, sys
+sys.path.insert(0, "docs/site")
+import hooks
+
+extensions, paths = griffe.load_extensions("docs/site/docstrings.py"), ["pkg_jax", "pkg_torch", "shared_spec"]
+loader = griffe.GriffeLoader(search_paths=paths, allow_inspection=False, extensions=extensions)
+for package in ("halfstep", *hooks.PACKAGES.values()):
+    loader.load(package)
+loader.resolve_aliases(external=None)
+shown = {
+    f"{package}.{name}": (loader.modules_collection[hooks.documented(package, name)], package, name)
+    for package in hooks.PACKAGES.values()
+    for name in hooks.sources(package)
+}
+print(json.dumps({
+    path: (x.docstring.value if x.docstring else "", hooks.first_sentence(package, name))
+    for path, (x, package, name) in shown.items()
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DOCS_PYTHON.is_file(), reason="needs `make docs`")
+def test_every_public_name_has_its_docstring_in_the_reference():
+    command = [str(DOCS_PYTHON), "-c", DOCSTRINGS]
+    environment = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True, env=environment
+    )
+    found = json.loads(done.stdout)
+    assert len(found) == len(names_of(0)) + len(names_of(1))
+    for path, (shown, sentence) in found.items():
+        package, name = path.split(".")
+        said = inspect.getdoc(getattr(importlib.import_module(package), name))
+        first = " ".join(said.split("\n\n")[0].split())
+        assert first, path
+        assert " ".join(shown.split()).startswith(first), path
+        assert sentence, path
+        assert first.startswith(sentence.replace("\\|", "|")), path
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
 """What Griffe, which reads docstrings from the source, does not know of ours."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import griffe
 
-_MADE_OF = re.compile(r"\b(?:transform_of|link_of)\(([\w.]+)")
+_MADE_OF = re.compile(r"\b(?:transform_of\(|link_of\(|returning\(\w+, )([\w.]+)")
 
 
 class Examples(griffe.Extension):
@@ -21,17 +22,19 @@ class Shared(griffe.Extension):
     """Docstrings that stand once in `halfstep`, on the pages of both packages.
 
     A link is made of its rule, as `link_of(ScaleByLion)`: it has the rule's arguments, and the docstring of
-    the rule in `halfstep`. A class without a docstring has that of its base.
+    the rule in `halfstep`. So has a function that gives what another of `halfstep` does in a kind of its own,
+    as `returning(Format, shared.scaled)`. A class without a docstring has that of its base.
     """
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """Replace the attributes of a package that are links by functions."""
+        """Replace the attributes of a package that are functions made of others by functions."""
         for module in [pkg, *_modules(pkg)]:
             for attribute in [x for x in module.members.values() if isinstance(x, griffe.Attribute)]:
                 if made_of := _MADE_OF.search(str(attribute.value)):
                     name, dot, inside = made_of[1].partition(".")
-                    rule = loader.modules_collection[module.resolve(name) + dot + inside]
-                    module.set_member(attribute.name, _function(attribute, rule))
+                    origin = loader.modules_collection[module.resolve(name) + dot + inside]
+                    made = _again if isinstance(origin, griffe.Function) else _function
+                    module.set_member(attribute.name, made(attribute, origin))
             for cls in [x for x in module.members.values() if isinstance(x, griffe.Class)]:
                 if cls.is_public and not cls.docstring:
                     _inherit(cls, cls.mro())
@@ -108,7 +111,18 @@ def _function(attribute: griffe.Attribute, rule: griffe.Class) -> griffe.Functio
     return function
 
 
-def _inherit(taker: griffe.Function | griffe.Class, bases: list[griffe.Class]) -> None:
+def _again(attribute: griffe.Attribute, function: griffe.Function) -> griffe.Function:
+    """Return a function of `halfstep` as a package has it: what it returns is of the package's kind."""
+    assert isinstance(attribute.value, griffe.ExprCall)
+    made = griffe.Function(
+        attribute.name, lineno=attribute.lineno, endlineno=attribute.endlineno,
+        parameters=function.parameters, returns=attribute.value.arguments[0],
+    )  # fmt: skip
+    _inherit(made, [function])
+    return made
+
+
+def _inherit(taker: griffe.Function | griffe.Class, bases: Sequence[griffe.Function | griffe.Class]) -> None:
     """Give the docstring that stands in `halfstep`, less the arguments that the other package has."""
     found = next((x.docstring for x in bases if x.path.startswith("halfstep.")), None)
     if found is None:

@@ -234,7 +234,7 @@ def _summary(entries: list[str]) -> list[str]:
     for entry in entries:
         names = _names_of(entry)
         tab = next(tab for tab, name in names.items() if name)
-        cells = [f"[`{x}`][{PACKAGES[tab]}.{x}]" if x else "" for tab, x in names.items()]
+        cells = [f"[`{x}`][{documented(PACKAGES[tab], x)}]" if x else "" for tab, x in names.items()]
         rows.append(f"| {' | '.join(cells)} | {first_sentence(PACKAGES[tab], names[tab])} |")
     return rows
 
@@ -244,19 +244,25 @@ _DOCUMENTED = (ast.FunctionDef, ast.ClassDef)
 
 def defined(package: str, name: str) -> tuple[pathlib.Path, ast.stmt | None]:
     """Return the file of a public name, and the statement there that makes it; None: the name is the file."""
-    origin = sources(package)[name]
-    root = {"halfstep_jax": "pkg_jax", "halfstep_torch": "pkg_torch"}.get(origin.split(".")[0], "shared_spec")
-    path = ROOT.joinpath(root, *origin.split("."))
+    return _defined_in(sources(package)[name], name)
+
+
+def _defined_in(module: str, name: str) -> tuple[pathlib.Path, ast.stmt | None]:
+    root = {"halfstep_jax": "pkg_jax", "halfstep_torch": "pkg_torch"}.get(module.split(".")[0], "shared_spec")
+    path = ROOT.joinpath(root, *module.split("."))
     if path.is_dir():  # a module, such as `recipes`, or what halfstep re-exports
-        if (module := path / f"{name}.py").is_file():
-            return module, None
-        passed_on = origin != package and name in sources(origin)
-        return defined(origin, name) if passed_on else (path / "__init__.py", None)
+        if (file := path / f"{name}.py").is_file():
+            return file, None
+        origin = sources(module).get(name, module)
+        return (path / "__init__.py", None) if origin == module else _defined_in(origin, name)
     path = path.with_suffix(".py")
     for node in ast.parse(path.read_text()).body:
         assigned = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
         if assigned or (isinstance(node, _DOCUMENTED) and node.name == name):
             return path, node
+        if isinstance(node, ast.ImportFrom) and name in [x.asname or x.name for x in node.names]:
+            assert node.module
+            return _defined_in(node.module, name)
     return path, None
 
 
@@ -265,12 +271,16 @@ def first_sentence(package: str, name: str) -> str:
     path, node = defined(package, name)
     if node is None:
         return _first_sentence(ast.get_docstring(ast.parse(path.read_text()))) if path.stem == name else ""
+    made_of: list[ast.expr] = []
     if isinstance(node, _DOCUMENTED):
-        return _first_sentence(ast.get_docstring(node))
-    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or not node.value.args:
-        return ""
-    # A link is made of its rule, and a format's function of that of `halfstep`: they have its docstring.
-    return shared_sentences().get(ast.unparse(node.value.args[-1]).split(".")[-1], "")
+        if docstring := ast.get_docstring(node):
+            return _first_sentence(docstring)
+        made_of = node.bases if isinstance(node, ast.ClassDef) else []
+    elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+        made_of = node.value.args[::-1]
+    # Made of a rule, function or class of `halfstep`, whose docstring it has.
+    names = (ast.unparse(x).split(".")[-1] for x in made_of)
+    return next((sentence for x in names if (sentence := shared_sentences().get(x))), "")
 
 
 @functools.cache
@@ -308,7 +318,16 @@ def _block(package: str, name: str) -> str:
     path, node = defined(package, name)
     line = f"#L{node.lineno}" if node else ""
     link = f"[Source]({_source()}/{path.relative_to(ROOT).as_posix()}{line})"
-    return f"::: {package}.{name}\n    options:\n      show_root_toc_entry: false\n\n{link}\n"
+    target = documented(package, name)
+    heading = f"      heading: {package}.{name}\n" if target != f"{package}.{name}" else ""
+    return f"::: {target}\n    options:\n      show_root_toc_entry: false\n{heading}\n{link}\n"
+
+
+def documented(package: str, name: str) -> str:
+    """Return the path under which Griffe knows a public name: by the name alone it finds its file first."""
+    return (
+        f"{package}.{name}.{name}" if sources(package)[name] == f"{package}.{name}" else f"{package}.{name}"
+    )
 
 
 @functools.cache
