@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 
 
 class Role(enum.IntEnum):
@@ -88,7 +88,7 @@ def in_range(name: str, value: Any, bits: int) -> int:
     return value
 
 
-def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
+def threefry2x32(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Array, Array]:
     """Encrypt `counter` under `key` with Threefry-2x32 in 20 rounds, elementwise (contract W3).
 
     Args:
@@ -112,7 +112,7 @@ def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, A
     return x0, x1
 
 
-def mix(xp: Arrays, x: Any) -> Any:
+def mix(xp: Arrays, x: Array) -> Array:
     """Return the three-multiply finaliser of int32 patterns (contract W8), in place where arrays can change.
 
     Source: C. Wellons, hash-prospector (2018), "triple32".

@@ -3,16 +3,14 @@
 Words are int32 patterns, of which the top 16 bits are read; None stands for nearest, ties to even.
 """
 
-from typing import Any
-
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 from halfstep.float_formats import FloatFormat
 
 _DRAWN = 16
 """Random bits of a rounding: a field of a word (contract W6)."""
 
 
-def draw(xp: Arrays, words: Any, bits: int) -> Any:
+def draw(xp: Arrays, words: Array, bits: int) -> Array:
     """Return what is added to `bits` bits that are cut off: the top 16 of a word, as the top of these.
 
     Below them stands half a unit of theirs, where there is room.
@@ -23,13 +21,13 @@ def draw(xp: Arrays, words: Any, bits: int) -> Any:
     return ((words >> (32 - bits)) & ((1 << bits) - unit)) | (unit >> 1)
 
 
-def cut(xp: Arrays, bits: Any, words: Any, drop: int) -> Any:
+def cut(xp: Arrays, bits: Array, words: Array, drop: int) -> Array:
     """Return patterns without their low bits, rounded."""
     add = ((1 << drop - 1) - 1) + ((bits >> drop) & 1) if words is None else draw(xp, words, drop)
     return (bits + add) >> drop
 
 
-def whole(xp: Arrays, y: Any, words: Any) -> Any:
+def whole(xp: Arrays, y: Array, words: Array) -> Array:
     """Return float32 y, from 0 to 2^15, rounded to int32."""
     if words is None:
         return xp.integer(xp.nearest(y))
@@ -38,7 +36,7 @@ def whole(xp: Arrays, y: Any, words: Any) -> Any:
     return below + ((((fraction + 1) >> 1) + draw(xp, words, _DRAWN)) >> _DRAWN)
 
 
-def multiple_of_smallest(xp: Arrays, magnitude: Any, fmt: FloatFormat, words: Any) -> Any:
+def multiple_of_smallest(xp: Arrays, magnitude: Array, fmt: FloatFormat, words: Array) -> Array:
     """Return which multiple of the smallest number of `fmt` patterns up to its smallest normal one round to.
 
     In float32: the products and the difference are exact. XLA on CPU computes with zero in place of numbers
@@ -48,7 +46,7 @@ def multiple_of_smallest(xp: Arrays, magnitude: Any, fmt: FloatFormat, words: An
     return whole(xp, xp.floats(bounded) * (1 / fmt.smallest), words)
 
 
-def code_of_magnitude(xp: Arrays, x: Any, fmt: FloatFormat, words: Any) -> Any:
+def code_of_magnitude(xp: Arrays, x: Array, fmt: FloatFormat, words: Array) -> Array:
     """Return the code of a state of |x| in `fmt`, in int32; any code if it is not finite.
 
     For every `fmt` that has fewer exponents than float32, the integers up to 127 among them. Below the

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 from halfstep.float_formats import FloatFormat
 
 NAN_SCALE = 255
@@ -57,18 +57,18 @@ class Codes:
     power_unit = False
     """Whether they stand for multiples of a power of two that such a second moment gives (F18)."""
 
-    def scale(self, xp: Arrays, block_max: Any) -> Any:
+    def scale(self, xp: Arrays, block_max: Array) -> Array:
         """Return the scale bytes of blocks whose largest magnitudes are `block_max`, infinite ones marked."""
         byte = xp.stored(self.scale_byte(xp, block_max), "uint8")
         return xp.where(block_max < math.inf, byte, NAN_SCALE) if self.nan_in_scale else byte
 
-    def scale_byte(self, xp: Arrays, block_max: Any) -> Any:
+    def scale_byte(self, xp: Arrays, block_max: Array) -> Array:
         """Return the exponent field of the smallest power of two under which finite blocks fit."""
         bits = xp.bits(block_max)
         field = (bits + self.carry if self.carry else bits) >> 23
         return xp.clip(field + self.step if self.step else field, *self.scale_range)
 
-    def encode(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def encode(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return the codes of float32, and mark what is not finite.
 
         Args:
@@ -80,11 +80,11 @@ class Codes:
         """
         return self.marked(xp, x, scale, self.rounded(xp, x, scale, words, nonzero))
 
-    def with_inverse_root(self, xp: Arrays, x: Any, words: Any) -> tuple[Any, Any]:
+    def with_inverse_root(self, xp: Arrays, x: Array, words: Array) -> tuple[Array, Array]:
         """Return the codes of `encode`, and about 1/sqrt(x), where codes have inverse roots."""
         raise NotImplementedError
 
-    def marked(self, xp: Arrays, x: Any, scale: Any, codes: Any) -> Any:
+    def marked(self, xp: Arrays, x: Array, scale: Array, codes: Array) -> Array:
         """Return codes as they are stored. The last operation is a select, which XLA on CPU keeps."""
         codes = xp.stored(codes, self.dtype)
         if scale is not None and self.nan_in_scale:
@@ -93,17 +93,17 @@ class Codes:
             return codes
         return xp.where((abs(x) if self.signed else x) < math.inf, codes, self.nan_code)
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return the codes of `encode`, right for what is finite."""
         raise NotImplementedError
 
-    def decode(self, xp: Arrays, codes: Any, scale: Any, words: Any = None) -> Any:
+    def decode(self, xp: Arrays, codes: Array, scale: Array, words: Array = None) -> Array:
         """Return the float32 values of codes: exact; `words`: with which dithered codes were made."""
         values = self.values(xp, codes, scale, words)
         marks = scale is None and self.nan_code is not None
         return xp.where(codes == self.nan_code, math.nan, values) if marks else values
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the values of `decode`, right for what `nan_code` does not mark."""
         raise NotImplementedError
 

@@ -1,9 +1,8 @@
 """Floats with a sign. Contract: F3, F5."""
 
 import math
-from typing import Any
 
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep.rounding import code_of_magnitude
 from halfstep.storage.base_codes import Codes, scales_of
@@ -30,20 +29,20 @@ class FixedCodes(Codes):
         """Return the codes of a format."""
         return cls("uint8", fmt, half_gap(fmt), for_second_moments=False)
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return the patterns of x."""
         return code_of_magnitude(xp, x, self.numbers, words) | self.sign(xp, x)
 
-    def sign(self, xp: Arrays, x: Any) -> Any:
+    def sign(self, xp: Arrays, x: Array) -> Array:
         """Return the sign of x, where patterns have it."""
         bit = self.numbers.sign
         return (xp.bits(x) >> (16 if bit == 0x8000 else 24)) & bit
 
-    def marked(self, xp: Arrays, x: Any, scale: Any, codes: Any) -> Any:
+    def marked(self, xp: Arrays, x: Array, scale: Array, codes: Array) -> Array:
         """Return patterns as they are stored, of NaN where x is not finite."""
         return xp.where(abs(x) < math.inf, xp.stored(codes, self.dtype), self.numbers.nan_code)
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the numbers of the patterns."""
         return numbers_of(xp, codes, self.numbers)
 
@@ -56,7 +55,7 @@ class SignedCodes(FixedCodes):
         """Return the codes of a format."""
         return cls(fmt.name, fmt, half_gap(fmt), **scales_of(fmt))
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return the patterns of x over its block's scale."""
         # Of a magnitude: XLA on CPU computes x again, where it would keep an x that meets its own scale.
         y = abs(x) * xp.floats((254 + self.exponent - xp.wide(scale)) << 23)
@@ -66,12 +65,12 @@ class SignedCodes(FixedCodes):
             code = xp.where((xp.bits(x) > 0) & nonzero, xp.clip(code, low=1), code)
         return code | self.sign(xp, x)
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the numbers times their block's scale: exact."""
         return numbers_of(xp, codes, self.numbers) * xp.unit(scale, self.exponent)
 
 
-def numbers_of(xp: Arrays, codes: Any, fmt: FloatFormat) -> Any:
+def numbers_of(xp: Arrays, codes: Array, fmt: FloatFormat) -> Array:
     """Return the float32 numbers of patterns in int32, NaN past the largest: exact."""
     magnitude, drop = codes & (fmt.sign - 1), 23 - fmt.mantissa_bits
     # Of a normal number these are the bits of its double, and of a subnormal one those of its sum with

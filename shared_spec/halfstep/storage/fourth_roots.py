@@ -6,11 +6,10 @@ quotient. Patterns are of float32, and codes end at the bit `DROP`.
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 from halfstep.rounding import cut
 from halfstep.storage.base_codes import Codes
 
@@ -65,12 +64,12 @@ class FourthRootCodes(Codes):
 
     has_inverse_root = True
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return the codes of fourth roots."""
         y = inverse_fourth_root(xp, x)
         return self._cut(xp, xp.clip(xp.bits((x * y) * xp.square(y)), self.numbers.base << DROP), words)
 
-    def with_inverse_root(self, xp: Arrays, x: Any, words: Any) -> tuple[Any, Any]:
+    def with_inverse_root(self, xp: Arrays, x: Array, words: Array) -> tuple[Array, Array]:
         """Return the codes of `encode`, and about 1/sqrt(x) of x as it is.
 
         Args:
@@ -82,11 +81,11 @@ class FourthRootCodes(Codes):
         s = xp.square(y)
         return self.marked(xp, x, None, self._cut(xp, xp.bits((x * y) * s), words)), s
 
-    def _cut(self, xp: Arrays, bits: Any, words: Any) -> Any:
+    def _cut(self, xp: Arrays, bits: Array, words: Array) -> Array:
         last = (self.numbers.base + self.numbers.last) << DROP
         return cut(xp, xp.clip(bits, high=last), words, DROP) - self.numbers.base
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the fourth powers: exact, since five bits to the fourth are twenty."""
         return xp.square(xp.square(xp.floats((codes + self.numbers.base) << DROP)))
 
@@ -96,13 +95,13 @@ class MuLawCodes(Codes):
 
     power_unit = True
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return the codes; NaN has the largest magnitude, and no sign."""
         last = (self.numbers.base + self.numbers.last) << DROP
         code = cut(xp, xp.clip(xp.bits(abs(x) + self.numbers.offset), high=last), words, DROP)
         return (code - self.numbers.base) | xp.sign(x, 128)
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the numbers: exact."""
         magnitude = xp.floats(((codes & 127) + self.numbers.base) << DROP) - self.numbers.offset
         return xp.floats(xp.bits(magnitude) | ((codes & 128) << 24))
@@ -113,7 +112,7 @@ UROOT4 = FourthRootCodes("uint8", FOURTH_ROOT, 4 * 2.0**-5, signed=False, nan_co
 MULAW8 = MuLawCodes("uint8", MU_LAW, 2.0**-5, for_second_moments=False)
 
 
-def inverse_fourth_root(xp: Arrays, v: Any) -> Any:
+def inverse_fourth_root(xp: Arrays, v: Array) -> Array:
     """Return y, about v^(-1/4): three times y <- y (5/4 - ((v/4) y^2) y^2), each operation rounded once.
 
     Args:
@@ -127,16 +126,16 @@ def inverse_fourth_root(xp: Arrays, v: Any) -> Any:
     return y
 
 
-def power_of_root(xp: Arrays, codes: Any) -> Any:
+def power_of_root(xp: Arrays, codes: Array) -> Array:
     """Return the power of two U of each code of a fourth root: the root of its number is in [U, 2.25 U)."""
     return xp.floats(_power_bits(codes))
 
 
-def inverse_power_of_root(xp: Arrays, codes: Any) -> Any:
+def inverse_power_of_root(xp: Arrays, codes: Array) -> Array:
     """Return 1/U."""
     return xp.floats((254 << 23) - _power_bits(codes))
 
 
-def _power_bits(codes: Any) -> Any:
+def _power_bits(codes: Array) -> Array:
     # A pattern shifted by one bit is about that of the square.
     return ((codes << DROP + 1) + UNIT_BASE) & EXPONENT

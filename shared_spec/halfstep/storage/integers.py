@@ -1,11 +1,10 @@
 """Integers under a power of two, one scale for all, or three significant bits. Contract: F5, F13 to F15."""
 
 import math
-from typing import Any
 
 import numpy as np
 
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 from halfstep.float_formats import INT4, INT8, FloatFormat
 from halfstep.rounding import draw, whole
 from halfstep.storage.base_codes import NAN_SCALE, Codes, scales_of
@@ -26,13 +25,13 @@ class IntegerCodes(Codes):
         gap = 0.5 / fmt.max
         return cls(fmt.name, fmt, gap, nan_in_scale=True, for_second_moments=False, **scales_of(fmt))
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return x over the scale, rounded to integers that stop at 127."""
         # Of a magnitude: XLA on CPU computes x again, where it would keep an x that meets its own scale.
         size = abs(x) * xp.floats((254 + self.exponent - xp.wide(scale)) << 23)
         return _with_sign(xp, x, size, words, nonzero, int(self.numbers.max))
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the integers times the scale: exact."""
         return xp.real(codes) * xp.unit(scale, self.exponent)
 
@@ -40,12 +39,12 @@ class IntegerCodes(Codes):
 class FixedIntegerCodes(Codes):
     """int8 under one scale, 1/16: that of a block whose largest magnitude is 7.5; -128 is NaN."""
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return x over the scale, rounded to integers that stop at 127."""
         # Past 8 it saturates; a number that 16 takes past float32's largest one does too.
         return _with_sign(xp, x, xp.clip(abs(x), high=8.0) * 16.0, words, False, 127)
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the integers times the scale."""
         return xp.real(codes) * (1 / 16)
 
@@ -72,22 +71,22 @@ class FineIntegerCodes(Codes):
         """K."""
         return int(self.numbers.max)
 
-    def scale_byte(self, xp: Arrays, block_max: Any) -> Any:
+    def scale_byte(self, xp: Arrays, block_max: Array) -> Array:
         """Return the scales, rounded up: `block_max` over K fits. Past the largest scale comes NaN."""
         drop = 23 - _SCALES.mantissa_bits
         least = xp.bits(block_max * float(np.float32(1 / self.largest)))
         return xp.clip(((least + ((1 << drop) - 1)) >> drop) - _SCALES.fixed_base, 1, NAN_SCALE)
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return x / s, rounded to integers that stop at K. A quotient: of q s it is the integer again."""
         ratio = xp.quotient(abs(x), unsigned_values(xp, xp.wide(scale), _SCALES, _SCALES.fixed_base))
         return _with_sign(xp, x, ratio, words, nonzero, self.largest)
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the integers times s: exact."""
         return xp.real(codes) * self._unit(xp, scale)
 
-    def _unit(self, xp: Arrays, scale: Any) -> Any:
+    def _unit(self, xp: Arrays, scale: Array) -> Array:
         unit = unsigned_values(xp, xp.wide(scale), _SCALES, _SCALES.fixed_base)
         return xp.where(scale == NAN_SCALE, math.nan, unit)
 
@@ -99,7 +98,7 @@ class DitheredCodes(FineIntegerCodes):
     the words, which are alike throughout a block; None: d is 0.
     """
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that; 0 near zero."""
         unit = unsigned_values(xp, xp.wide(scale), _SCALES, _SCALES.fixed_base)
         q = xp.clip(xp.nearest(xp.quotient(x, unit) + _dither(xp, words)), -self.largest, self.largest)
@@ -107,7 +106,7 @@ class DitheredCodes(FineIntegerCodes):
         # quotient with two uses XLA on CPU keeps in float32.
         return xp.where(abs(x) <= unit * DEAD_ZONE, 0, xp.integer(q) + 8)
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return (q - d) s, rounded once; `words` are those with which the codes were made."""
         values = (xp.real(codes - 8) - _dither(xp, words)) * self._unit(xp, scale)
         return xp.where((codes == 0) & (scale != NAN_SCALE), 0.0, values)
@@ -117,7 +116,7 @@ FIXED_INT8 = FixedIntegerCodes("int8", INT8, 0.5 / INT8.max, for_second_moments=
 FINE_CODES = {"int8": FineIntegerCodes.of("int8", INT8), "int4": DitheredCodes.of("uint8", INT4, packed=True)}
 
 
-def _with_sign(xp: Arrays, x: Any, size: Any, words: Any, nonzero: Any, largest: int) -> Any:
+def _with_sign(xp: Arrays, x: Array, size: Array, words: Array, nonzero: Array, largest: int) -> Array:
     """Return magnitudes, rounded to integers that stop at the largest, with the signs of x."""
     size = xp.clip(whole(xp, xp.clip(size, high=128.0), words), high=largest)
     if nonzero is not False:
@@ -126,6 +125,6 @@ def _with_sign(xp: Arrays, x: Any, size: Any, words: Any, nonzero: Any, largest:
     return xp.where(xp.bits(x) < 0, -size, size)
 
 
-def _dither(xp: Arrays, words: Any) -> Any:
+def _dither(xp: Arrays, words: Array) -> Array:
     """Return odd multiples of 2^-17 in (-1/2, 1/2), from the top 16 bits; q less such a d is exact."""
     return 0.0 if words is None else xp.real(draw(xp, words, 16) << 1 | 1) * 2.0**-17 - 0.5

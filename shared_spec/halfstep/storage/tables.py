@@ -6,11 +6,10 @@ so zero has the code 0.
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 from halfstep.storage.base_codes import Codes, carry_past
 
 
@@ -118,7 +117,7 @@ class TableCodes(Codes):
             step=1 - exponent,
         )
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return the codes of x over its block's scale."""
         codes = xp.table_codes(x * xp.floats((254 - xp.wide(scale)) << 23), words, self.numbers)
         if nonzero is not False and self.numbers.has_zero:
@@ -126,6 +125,6 @@ class TableCodes(Codes):
             codes = xp.where((xp.bits(x) > 0) & nonzero & (codes == 0), 1, codes)
         return codes
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the numbers times their block's scale: exact."""
         return xp.table_numbers(codes, self.numbers) * xp.unit(scale)

@@ -6,9 +6,8 @@ base: (c + base) << (23 - M). So encoding is an addition, a shift and a clamp.
 
 import dataclasses
 import math
-from typing import Any
 
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 from halfstep.rounding import cut, draw
 from halfstep.storage.base_codes import NAN_SCALE, Codes
 
@@ -29,7 +28,7 @@ class UnsignedFloat:
     mantissa_bits: int
     fixed: int | None = None
 
-    def base(self, byte: Any) -> Any:
+    def base(self, byte: Array) -> Array:
         """Return the base whose top but one binade is that of float32 exponent field `byte`.
 
         Args:
@@ -74,7 +73,7 @@ class UnsignedCodes(Codes):
             scale_range=scale_range,
         )
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return codes counted from the base of their block; only zero, of either sign, gets 0."""
         drop = 23 - self.numbers.mantissa_bits
         bits = xp.bits(x) & 0x7FFFFFFF
@@ -84,20 +83,20 @@ class UnsignedCodes(Codes):
             code = (bits + (draw(xp, words, drop) + self._root_term(bits))) >> drop
         return xp.clip(code - self._base(xp, scale), xp.clip(bits, high=1), 255)
 
-    def marked(self, xp: Arrays, x: Any, scale: Any, codes: Any) -> Any:
+    def marked(self, xp: Arrays, x: Array, scale: Array, codes: Array) -> Array:
         """Return codes as they are stored. Marks are looked for in int32: a TPU moves less for it."""
         return super().marked(xp, x, None if scale is None else xp.wide(scale), codes)
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the numbers from the base of their block up."""
         values = unsigned_values(xp, codes, self.numbers, self._base(xp, scale))
         return values if scale is None else xp.where(scale == NAN_SCALE, math.nan, values)
 
-    def _base(self, xp: Arrays, scale: Any) -> Any:
+    def _base(self, xp: Arrays, scale: Array) -> Array:
         """Return what code 0 stands on: of every block, or one for all."""
         return self.numbers.fixed_base if scale is None else self.numbers.base(xp.wide(scale))
 
-    def _root_term(self, bits: Any) -> Any:
+    def _root_term(self, bits: Array) -> Array:
         """Return what rounding adds so that it keeps the mean of x^(1/4), and not of x.
 
         A step divides by the root of a second moment, so E[x^(-1/2)] must be right. Let f be the fraction
@@ -113,6 +112,6 @@ class UnsignedCodes(Codes):
 UNSIGNED_CODES = {name: UnsignedCodes.of(fmt) for name, fmt in UNSIGNED_FLOATS.items()}
 
 
-def unsigned_values(xp: Arrays, codes: Any, fmt: UnsignedFloat, base: Any) -> Any:
+def unsigned_values(xp: Arrays, codes: Array, fmt: UnsignedFloat, base: Array) -> Array:
     """Return the float32 values of codes: exact; of 0 zero."""
     return xp.floats(((codes + base) << (23 - fmt.mantissa_bits)) & (-codes >> 31))

@@ -5,11 +5,10 @@ Contract: F16. Code c stands for ((c + above) / top)^8 under the power of two of
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 from halfstep.rounding import draw
 from halfstep.storage.base_codes import Codes, carry_past
 
@@ -83,7 +82,7 @@ class RootCodes(Codes):
             carry=carry_past(1.0),
         )
 
-    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return codes of the root, rounded; there is no zero."""
         y = x * xp.floats((254 - xp.wide(scale)) << 23)
         # As integers: NaN becomes a number; a clamp of floats, which keeps NaN, takes far longer on a CPU.
@@ -92,7 +91,7 @@ class RootCodes(Codes):
         drawn = _ONE // 2 if words is None else self._drawn(xp, words, inverse)
         return xp.clip((place + drawn) >> PLACE_BITS, 0, 255)
 
-    def _drawn(self, xp: Arrays, words: Any, inverse: Any) -> Any:
+    def _drawn(self, xp: Arrays, words: Array, inverse: Array) -> Array:
         """Return what is added to a place: of a uniform d, d - d (1 - d) / (2 top root).
 
         So the mean of the root's square is kept, nu^(1/4): of the eighth root's, steps come out short.
@@ -101,7 +100,7 @@ class RootCodes(Codes):
         less = xp.real(k * (65535 - k)) * (inverse * float(np.float32(2.0**-16 / self.numbers.top)))
         return k * 2 + 1 - xp.integer(less)
 
-    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the numbers: three squares and a product."""
         x = xp.real(codes + self.numbers.above) * (1 / 256)
         for _ in range(3):
@@ -112,7 +111,7 @@ class RootCodes(Codes):
 ROOT_CODES = {name: RootCodes.of(fmt) for name, fmt in UNSIGNED_ROOTS.items()}
 
 
-def eighth_root(xp: Arrays, y: Any) -> tuple[Any, Any]:
+def eighth_root(xp: Arrays, y: Array) -> tuple[Array, Array]:
     """Return y^(1/8), y from 2^-46 to 4, to within 2.1 x 2^-24 of it, and about y^(-1/8).
 
     By products, sums and a shift.

@@ -7,9 +7,8 @@ even weight 2^16 + 1 numbers to tell apart by 16 bits.
 
 import dataclasses
 import math
-from typing import Any
 
-from halfstep.arrays import Arrays
+from halfstep.arrays import Array, Arrays
 from halfstep.float_formats import FLOAT_FORMATS
 from halfstep.rounding import cut, whole
 
@@ -37,7 +36,7 @@ class SplitWeight:
     def _mantissa_bits(self) -> int:
         return FLOAT_FORMATS[self.dtype].mantissa_bits + self.extra_bits
 
-    def join(self, xp: Arrays, pattern: Any, extra: Any) -> Any:
+    def join(self, xp: Arrays, pattern: Array, extra: Array) -> Array:
         """Return the float32 weights; of float16 and 16 bits, the nearest.
 
         Args:
@@ -51,7 +50,7 @@ class SplitWeight:
         value = code << (16 - k) if self._is_cut else xp.bits(self._value(xp, code))
         return xp.floats(value | ((pattern << 16) & ~_MAGNITUDE))
 
-    def split(self, xp: Arrays, w: Any, words: Any) -> tuple[Any, Any]:
+    def split(self, xp: Arrays, w: Array, words: Array) -> tuple[Array, Array]:
         """Return the patterns of the weights, int32, and the further bits, as they are stored, of float32.
 
         Rounds to the wider format, by `words` or to nearest, ties to even; then the weight to nearest, ties
@@ -75,7 +74,7 @@ class SplitWeight:
 
     # float16 and its wider kin have 5 bits of exponent.
 
-    def _code(self, xp: Arrays, magnitude: Any, words: Any) -> Any:
+    def _code(self, xp: Arrays, magnitude: Array, words: Array) -> Array:
         """Round patterns of float32 to patterns of the wider format, infinity past its range."""
         m = self._mantissa_bits
         # As `FloatFormat` codes are rounded: below 2^-14 they count multiples of the smallest number.
@@ -84,7 +83,7 @@ class SplitWeight:
         multiples = xp.floats(xp.clip(magnitude, high=113 << 23)) * 2.0 ** (14 + m)
         return xp.clip(normal, low=whole(xp, multiples, words))
 
-    def _value(self, xp: Arrays, code: Any) -> Any:
+    def _value(self, xp: Arrays, code: Array) -> Array:
         """Return the float32 numbers of patterns of the wider format: of 26 bits, the nearest."""
         m = self._mantissa_bits
         field, mantissa = code >> m, code & ((1 << m) - 1)
