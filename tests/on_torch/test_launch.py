@@ -303,6 +303,23 @@ def test_a_rate_that_decides_no_format_leaves_the_launch_as_it_is():
     assert kept[2] is not kept[3]
 
 
+def test_a_decay_that_begins_reaches_the_weights_of_its_mask_alone():
+    """The plans of the others stay: one that stays says nothing of the next."""
+    outcomes = []
+    for built_anew in (False, True):
+        pairs = named()
+        decay = hs.add_decayed_weights(mask=lambda name, _: name == "w0")
+        optimizer = hs.Optimizer(pairs, hs.chain(hs.scale_by_adam(), decay, hs.round_stochastically()))
+        for step in range(3):
+            give_gradients(pairs, step)
+            optimizer.param_groups[0]["weight_decay"] = 0.0 if step < 2 else 0.5
+            error, ours = outcome(pairs, optimizer, built_anew)
+        outcomes.append((error, ours))
+    (error, ours), (expected, theirs) = outcomes
+    assert error is expected is None
+    assert_same_snapshots(ours, theirs)
+
+
 def fill_rate(entries):
     entries["lr"].fill_(0.3)
 
