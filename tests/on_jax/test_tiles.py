@@ -80,6 +80,15 @@ def test_the_order_of_a_tpu_is_really_taken():
     assert [tiles.on_end(shape) for shape in _SHAPES if len(shape) > 1][-3:] == [False, True, True]
 
 
+@pytest.mark.parametrize("one_axis", [True, False])
+def test_maxima_of_blocks_go_by_tiles_but_where_the_array_itself_is_on_end(one_axis):
+    def maxima(rows):
+        return _of_maximum_on_tpu(lambda x: x, rows, 128, one_axis)
+
+    by_tiles = ["transpose" in str(jax.make_jaxpr(maxima)(jnp.zeros(shape))) for shape in _SHAPES]
+    assert by_tiles == [True, True, True, True, False, not one_axis, not one_axis]
+
+
 def test_a_marked_block_is_nan_to_the_bit_by_bits():
     scale = jnp.arange(256, dtype=jnp.uint8)
     for down in range(16):
