@@ -53,3 +53,19 @@ def test_both_packages_cut_and_join_as_the_reference_does(dtype, extra_bits, sto
     in_torch = split.join(XP, *(torch.from_numpy(part) for part in made[0]))
     for values in (np.asarray(in_jax), in_torch.numpy()):
         np.testing.assert_array_equal(values.view(np.uint32), joined.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("extra_bits", [8, 16])
+def test_every_nan_stays_nan_and_infinities_stay(dtype, extra_bits):
+    patterns = np.array([0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF], np.uint32)
+    w = np.concatenate([patterns, patterns | np.uint32(1 << 31)]).view(np.float32)
+    due = Reference(dtype, extra_bits).split(w, np.zeros(8, np.uint32))
+    split, words = SplitWeight(dtype, extra_bits), np.zeros(8, np.int32)
+    in_jax = split.split(JaxArrays(), jnp.asarray(w), jnp.asarray(words))
+    in_torch = split.split(XP, torch.from_numpy(w), torch.from_numpy(words))
+    for parts in (in_jax, in_torch):
+        made = [np.asarray(part).astype(np.int32) & 0xFFFF for part in parts]
+        np.testing.assert_array_equal(made, [np.asarray(part).astype(np.int32) & 0xFFFF for part in due])
+    joined = np.asarray(split.join(XP, *(torch.from_numpy(np.asarray(x, np.int32)) for x in made)))
+    np.testing.assert_array_equal(np.isnan(joined), np.isnan(w))
