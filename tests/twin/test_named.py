@@ -21,6 +21,12 @@ CLASSES = {
 TABLE = {entry.alias: entry for entry in vars(named).values() if isinstance(entry, named.Named)}
 WITHOUT_ENTRY = {"adafactor"}
 """Its two dialects share neither arguments nor rates: each package has its own chain."""
+OTHER_DEFAULTS = {
+    *(("adafactor", argument) for argument in ("eps", "min_dim_size_to_factor")),
+    *((alias, "weight_decay") for alias in ("adamw", "lion", "muon")),
+    *(("muon", "adam_weight_decay"), ("sgd", "momentum"), ("schedule_free_adamw", "warmup_steps")),
+}
+"""They are those that users of Optax and of torch know."""
 
 
 def test_every_alias_of_jax_has_a_class_of_torch():
@@ -41,10 +47,20 @@ def test_the_arguments_for_moments_are_arguments_of_both(alias):
         assert {moment.dtype for moment in CLASSES[alias].named.moments} == formats
 
 
-@pytest.mark.parametrize("alias", TABLE)
-def test_the_seed_is_0_unless_it_is_given(alias):
-    for function in (getattr(halfstep_jax, alias), CLASSES[alias].__init__):
-        assert inspect.signature(function).parameters["seed"].default == 0
+def test_an_argument_of_both_packages_has_one_default_but_for_what_their_users_know():
+    of_torch = {name.lower(): thing for name, thing in vars(halfstep_torch).items() if callable(thing)}
+    others, compared = set(), 0
+    for name in {*halfstep_jax.__all__, *CLASSES}:
+        both = getattr(halfstep_jax, name), CLASSES.get(name, of_torch.get(name))
+        if not all(map(callable, both)):
+            continue
+        here, there = (inspect.signature(thing).parameters for thing in both)
+        for argument in here.keys() & there.keys():
+            x, y = (getattr(x, "description", x) for x in (here[argument].default, there[argument].default))
+            compared += 1
+            others |= {(name, argument)} if x != y else set()
+    assert others == OTHER_DEFAULTS
+    assert compared > 200
 
 
 @pytest.mark.parametrize("recipe", ["full_precision", "near_float32", "sixteen_bit", "eight_bit"])
