@@ -12,6 +12,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import halfstep_torch as hs
+from halfstep.storage.blocks import block_layout
 from halfstep_torch.distributed.placement import _fits
 from halfstep_torch.distributed.shards import windows
 from halfstep_torch.distributed.whole_arrays import Spread
@@ -132,6 +133,11 @@ def test_scales_are_beside_their_elements_where_borders_cut_no_block(run):
             theirs = first == start / unit and last == math.ceil(stop / unit)
             fits = _fits(Window((run,), (start,), (stop - start,)), entries, 0, run, unit, unit)
             assert fits == (whole_blocks and theirs)
+
+
+def test_the_scale_of_a_number_is_beside_it_in_every_process():
+    leading, run, size = block_layout((), 32)
+    assert _fits(Window.full(()), Window.full((1,)), len(leading), run, size, size)
 
 
 def test_of_copies_the_nearest_is_sent_and_every_shard_once():
