@@ -203,7 +203,8 @@ def check_state_array(
     if array.dtype != spec.dtype:
         raise ValueError(
             f"{caller}: {key} of {name!r} is stored in {dtype_name(array.dtype)}, its group says "
-            f"{dtype_name(spec.dtype)}. Set formats before the first step."
+            f"{dtype_name(spec.dtype)} for a {dtype_name(param.dtype)} weight. "
+            "Cast the model, and set formats, before the first step."
         )
     if array.shape != spec.shape(param.shape) or array.device != home:
         raise ValueError(

@@ -37,6 +37,11 @@ def reshape_alone(optimizer, params):
     params[1].data = torch.ones(5, dtype=torch.bfloat16)
 
 
+def cast(optimizer, params):
+    for param in params:
+        param.data, param.grad = param.data.float(), param.grad.float()
+
+
 # what is done before a step, kind of error, its message
 STEPS = [
     (
@@ -63,8 +68,14 @@ STEPS = [
     (
         set_entry("nu_dtype", "float32"),
         ValueError,
-        "AdamW: exp_avg_sq of 'a' is stored in bfloat16, its group says float32. "
-        "Set formats before the first step.",
+        "AdamW: exp_avg_sq of 'a' is stored in bfloat16, its group says float32 for a bfloat16 weight. "
+        "Cast the model, and set formats, before the first step.",
+    ),
+    (
+        cast,
+        ValueError,
+        "AdamW: exp_avg of 'a' is stored in bfloat16, its group says float32 for a float32 weight. "
+        "Cast the model, and set formats, before the first step.",
     ),
     (
         set_entry("lr", -1.0),
