@@ -4,13 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 from jax.dlpack import from_dlpack
 from torch import Tensor
 
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
-_NUMPY_VIEWS = {2: (torch.int16, np.int16), 4: (torch.int32, np.int32)}
 
 
 def device_of(caller: str, name: str, tensor: Tensor) -> Any:

@@ -14,7 +14,6 @@ from halfstep.storage.blocks import BlockSize
 from halfstep.storage.codes import CODEBOOK_CODES, CODES, PLAIN_CODES, SCALED_CODES
 from halfstep.storage.formats import Format
 
-PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
 SCALED_DTYPES = tuple(SCALED_CODES)
 TABLE_NAMES = tuple(CODEBOOK_CODES)
 
