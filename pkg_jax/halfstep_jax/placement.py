@@ -28,14 +28,14 @@ def placed_like(
     if shape == weight_shape:
         return sharding
     spec = tuple(sharding.spec) + (None,) * (len(weight_shape) - len(sharding.spec))
-    kept: list = []
+    cut: list = []
     for n, weight_size, axes in zip(shape, weight_shape, spec, strict=False):
         divides = axes is not None and n % _devices(sharding, axes) == 0
-        kept.append(axes if divides else None)
+        cut.append(axes if divides else None)
         if n != weight_size:
             break  # What follows is no axis of the weight.
-    kept += [None] * (len(shape) - len(kept))
-    return NamedSharding(sharding.mesh, PartitionSpec(*kept), memory_kind=sharding.memory_kind)
+    cut += [None] * (len(shape) - len(cut))
+    return NamedSharding(sharding.mesh, PartitionSpec(*cut), memory_kind=sharding.memory_kind)
 
 
 def _devices(sharding: NamedSharding, axes) -> int:
@@ -59,19 +59,18 @@ def with_auto_axes(function: Callable[..., Any], *arrays) -> Any:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x, arrays
     )
     shapes = jax.eval_shape(function, *bare)
-    place = functools.partial(placed_like, _sharding(like), like.shape)
-    return jax.sharding.auto_axes(function, out_sharding=jax.tree.map(lambda x: place(x.shape), shapes))(
-        *arrays
-    )
+    sharding_of = functools.partial(placed_like, _sharding(like), like.shape)
+    out = jax.tree.map(lambda x: sharding_of(x.shape), shapes)
+    return jax.sharding.auto_axes(function, out_sharding=out)(*arrays)
 
 
-def placed_as(places: Any, function: Callable[..., Any], *arrays) -> Any:
-    """Do as `with_auto_axes`, where it is known how results lie: as the arrays `places`, in their tree."""
-    explicit = [x for x in jax.tree.leaves(places) if _is_explicit(x)]
+def placed_as(like: Any, function: Callable[..., Any], *arrays) -> Any:
+    """Do as `with_auto_axes`, where it is known how results lie: as the arrays `like`, in their tree."""
+    explicit = [x for x in jax.tree.leaves(like) if _is_explicit(x)]
     if not explicit:
         return function(*arrays)
     whole = NamedSharding(_sharding(explicit[0]).mesh, PartitionSpec())
-    out = jax.tree.map(lambda x: _sharding(x) if _is_explicit(x) else whole, places)
+    out = jax.tree.map(lambda x: _sharding(x) if _is_explicit(x) else whole, like)
     return jax.sharding.auto_axes(function, out_sharding=out)(*arrays)
 
 
@@ -80,8 +79,8 @@ def whole_along(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     if not _is_explicit(x):
         return x
     spec = (*_sharding(x).spec, *(None,) * x.ndim)
-    kept = [None if i in axes else spec[i] for i in range(x.ndim)]
-    return jax.sharding.reshard(x, NamedSharding(_sharding(x).mesh, PartitionSpec(*kept)))
+    cut = [None if i in axes else spec[i] for i in range(x.ndim)]
+    return jax.sharding.reshard(x, NamedSharding(_sharding(x).mesh, PartitionSpec(*cut)))
 
 
 def cut_as(x: jax.Array, like: jax.Array) -> jax.Array:

@@ -165,12 +165,12 @@ def _with_moments(
         before = leaf_keys(state.seed, state.count, ids, roles)
     static = static_form(rule), tuple(stored.items())
     share_keys(ids, keys)
-    places = keys.places(shards(rule.name, leaves.names, leaves.values))
+    indices = keys.indices(shards(rule.name, leaves.names, leaves.values))
     rows = [
         (None, *encoded)
         if g is None
-        else call_per_shape(_step, static, keys, before, place, numbers, g, p, tuple(encoded))
-        for place, g, p, *encoded in zip(places, leaves.values, weights, *columns, strict=True)
+        else call_per_shape(_step, static, keys, before, index, numbers, g, p, tuple(encoded))
+        for index, g, p, *encoded in zip(indices, leaves.values, weights, *columns, strict=True)
     ]
     us, *columns = leaves.unzip(1 + len(stored), rows)
     trees = zip(stored.items(), columns, strict=True)
@@ -191,10 +191,10 @@ def _update(rule: Rule, zero: jax.Array, numbers, g: jax.Array, p) -> jax.Array:
     return _of_whole(rule, g, update, zero, numbers, g, p)
 
 
-def _of_whole(rule: Rule, places: Any, update: Callable[..., Any], *arrays) -> Any:
+def _of_whole(rule: Rule, like: Any, update: Callable[..., Any], *arrays) -> Any:
     """Return update(*arrays); of a rule that reads whole arrays, where explicit mesh axes cut them too."""
     is_whole = rule.scope == "parameter" and rule.needs != "norms"
-    return placed_as(places, update, *arrays) if is_whole else update(*arrays)
+    return placed_as(like, update, *arrays) if is_whole else update(*arrays)
 
 
 def _update_all(rule: Rule, zero: jax.Array, numbers, gs: tuple, ps: tuple) -> tuple:
@@ -205,19 +205,19 @@ def _update_all(rule: Rule, zero: jax.Array, numbers, gs: tuple, ps: tuple) -> t
 
 
 def _step(
-    static: tuple, keys: LeafKeys, before: LeafKeys | None, place, numbers, g: jax.Array, p, encoded: tuple
+    static: tuple, keys: LeafKeys, before: LeafKeys | None, index, numbers, g: jax.Array, p, encoded: tuple
 ) -> tuple:
     """Take the step of a rule with moments on one leaf: return its update and what is stored."""
     step = functools.partial(_step_here, static)
-    return _of_whole(static[0], (g, *encoded), step, keys, before, place, numbers, g, p, encoded)
+    return _of_whole(static[0], (g, *encoded), step, keys, before, index, numbers, g, p, encoded)
 
 
 def _step_here(
-    static: tuple, keys: LeafKeys, before: LeafKeys | None, place, numbers, g: jax.Array, p, encoded: tuple
+    static: tuple, keys: LeafKeys, before: LeafKeys | None, index, numbers, g: jax.Array, p, encoded: tuple
 ) -> tuple:
     rule, stored = static
-    key = keys.of_leaf(place)
-    step_keys = StepKeys(key, None if before is None else before.of_leaf(place), key.zero)
+    key = keys.of_leaf(index)
+    step_keys = StepKeys(key, None if before is None else before.of_leaf(index), key.zero)
     formats = {name: moment.format_of(old) for (name, moment), old in zip(stored, encoded, strict=True)}
     feeds = any(moment.feeds_back(formats[name]) for name, moment in stored)
     # Op by op nothing is kept that was not computed.

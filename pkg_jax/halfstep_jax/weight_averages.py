@@ -93,11 +93,11 @@ def ema_params(
                 )
         count = next_count(state.count)
         keys = leaf_keys(state.seed, count, [leaf_id(name) for name in leaves.names], (_ROLE,))
-        places = keys.places(shards(_FUNCTION, leaves.names, leaves.values))
-        rows = zip(places, leaves.values, averages, strict=True)
+        indices = keys.indices(shards(_FUNCTION, leaves.names, leaves.values))
+        rows = zip(indices, leaves.values, averages, strict=True)
         made = [
-            x if p is None else call_per_shape(_average, None, keys, place, rate, p, x)
-            for place, p, x in rows
+            x if p is None else call_per_shape(_average, None, keys, index, rate, p, x)
+            for index, p, x in rows
         ]
         average = leaves.treedef.unflatten(made)
         return average, EmaParamsState(count, state.seed, average)
@@ -105,9 +105,9 @@ def ema_params(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _average(_, keys: LeafKeys, place, decay, p: jax.Array, average: jax.Array) -> jax.Array:
+def _average(_, keys: LeafKeys, index, decay, p: jax.Array, average: jax.Array) -> jax.Array:
     """Return the new average of one leaf."""
-    key = keys.of_leaf(place)
+    key = keys.of_leaf(index)
     zero = key.zero
     wide = ema(opaque_input(average, zero), opaque_input(p, zero), decay, zero)
     return round_and_cast(wide, p.dtype.name, key.words(_ROLE, p.shape))

@@ -117,7 +117,7 @@ def test_words_of_blocks_are_those_of_the_reference(shape, block_size):
     fmt = spec.relative("int4", block_size, 0, 0)
     due = fmt.of_first_elements(unmixed_words(2**40, 7, "w", Role.MU, shape))
     keys = leaf_keys(seed_words("f", 2**40), 7, [spec.leaf_id("w")], (Role.PARAM,))
-    key = keys.of_leaf(keys.places()[0])
+    key = keys.of_leaf(keys.indices()[0])
     np.testing.assert_array_equal(key.block_words(Role.MU, shape, block_size), due)
 
 

@@ -53,13 +53,13 @@ def float32_params(params: Any, state: Any) -> Any:
     Source: ours.
     """
     caller = "float32_params"
-    kept = _kept(caller, params, state)
+    extras = _all_extras(caller, params, state)
 
     def known(name, p):
         check_weight(caller, name, p)
-        if is_wide(p) or name not in kept:
+        if is_wide(p) or name not in extras:
             return jnp.asarray(p).astype(jnp.float32)
-        rule, array = kept[name]
+        rule, array = extras[name]
         return rule.join(p, array)
 
     return _map_named(known, params)
@@ -93,12 +93,12 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
     Source: ours.
     """
     caller = "set_float32_params"
-    kept = _kept(caller, params, state)
-    new_params, new_kept = {}, {}
+    extras = _all_extras(caller, params, state)
+    new_params, new_extras = {}, {}
     for name, p, value in _pairs(caller, params, values):
         w = jnp.asarray(value).astype(jnp.float32)
-        if name in kept and not is_wide(p):
-            shown, new_kept[name] = kept[name][0].store(w, p.dtype, None)
+        if name in extras and not is_wide(p):
+            shown, new_extras[name] = extras[name][0].store(w, p.dtype, None)
             new_params[name] = shown.astype(p.dtype)
         else:
             new_params[name] = round_and_cast(w, p.dtype.name, None)
@@ -110,7 +110,7 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
         rule = _keeper(part)
         if rule is None:
             return part
-        tree = _map_named(new_kept.get, _extras_of(part, rule))
+        tree = _map_named(new_extras.get, _extras_of(part, rule))
         if isinstance(part, Mapping):
             return {**part, rule.extra_field: tree}
         return part._replace(**{rule.extra_field: tree})
@@ -141,10 +141,10 @@ def _extras_of(state, rule: type[WeightRule]) -> Any:
     return state[rule.extra_field] if isinstance(state, Mapping) else getattr(state, rule.extra_field)
 
 
-def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
+def _all_extras(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
     """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
     weights = dict(named_leaves(params))
-    kept: dict[str, tuple[WeightRule, Any]] = {}
+    extras: dict[str, tuple[WeightRule, Any]] = {}
     keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]
     arrays = [
         (rule, name, array)
@@ -162,10 +162,10 @@ def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
                 f"{caller}: the state keeps {array.shape} of '{name}', which is {shape}. "
                 "Pass the state of these params."
             )
-        if name in kept:
+        if name in extras:
             raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
-        kept[name] = rule.of_extra(array), array
-    return kept
+        extras[name] = rule.of_extra(array), array
+    return extras
 
 
 def _pairs(caller: str, params, values):

@@ -67,13 +67,13 @@ class LinkMoments(NamedTuple):
         ]
         roles = sorted({moment.key_role for moment in self.moments.values()})
         keys = leaf_keys(state.seed, count, [leaf_id(name) for name in self.leaves.names], roles)
-        for place, *encoded in zip(keys.places(), *read, strict=True):
-            key = keys.of_leaf(place)
+        for index, *encoded in zip(keys.indices(), *read, strict=True):
+            key = keys.of_leaf(index)
             op = JaxOp(self.rule.name, key.zero)
             yield step_moments(self.moments, encoded, StepKeys(key, key, key.zero), op, None)
 
 
-def places_of(caller: str, tx, params) -> tuple[Any, list[LinkMoments | str]]:
+def kinds_of(caller: str, tx, params) -> tuple[Any, list[LinkMoments | str]]:
     """Return the tree of a state of `tx` whose leaves are links with moments, and what stands at each.
 
     That is a `LinkMoments`, "count", "schedule", or "" for what stays as it is.
@@ -88,7 +88,7 @@ def places_of(caller: str, tx, params) -> tuple[Any, list[LinkMoments | str]]:
     paths, treedef = jax.tree_util.tree_flatten_with_path(
         state, lambda x: id(x) in moved or isinstance(x, ScheduleState | EmaParamsState)
     )
-    return treedef, [_place(moved.get(id(x)), path, x) for path, x in paths]
+    return treedef, [_kind(moved.get(id(x)), path, x) for path, x in paths]
 
 
 def decoded_moments(caller: str, rule: str, state, tx, params) -> dict[tuple[str, str], jax.Array]:
@@ -99,28 +99,28 @@ def decoded_moments(caller: str, rule: str, state, tx, params) -> dict[tuple[str
     """
     moments = {}
     try:
-        for place, x in placed_moments(caller, state, tx, params):
-            if isinstance(place, LinkMoments) and place.rule.name == rule:
-                check_state(caller, x, state_type(type(place.rule)))
-                moments |= {(field, leaf): values for field, leaf, values in place.decoded(x)}
+        for kind, x in with_kinds(caller, state, tx, params):
+            if isinstance(kind, LinkMoments) and kind.rule.name == rule:
+                check_state(caller, x, state_type(type(kind.rule)))
+                moments |= {(field, leaf): values for field, leaf, values in kind.decoded(x)}
     except ValueError as error:
         raise ValueError(f"{caller}: the state is of other params: {error}") from None
     return moments
 
 
-def placed_moments(caller: str, state, tx, params) -> list[tuple[LinkMoments | str, Any]]:
-    """Return what stands at each place of a state of `tx` (`places_of`), with the part of the state there."""
-    treedef, places = places_of(caller, tx, params)
+def with_kinds(caller: str, state, tx, params) -> list[tuple[LinkMoments | str, Any]]:
+    """Return of each part of a state of `tx` what it is (`kinds_of`), and the part."""
+    treedef, kinds = kinds_of(caller, tx, params)
     try:
         parts = treedef.flatten_up_to(state)
     except ValueError as error:
         raise ValueError(
             f"{caller}: the state is not of tx: {without_values(error)}. Pass the state and its tx."
         ) from None
-    return list(zip(places, parts, strict=True))
+    return list(zip(kinds, parts, strict=True))
 
 
-def _place(link: Link | None, path, x) -> LinkMoments | str:
+def _kind(link: Link | None, path, x) -> LinkMoments | str:
     if link is not None:
         named = named_leaves(link.params)
         shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for _, p in named]

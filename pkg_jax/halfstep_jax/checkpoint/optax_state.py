@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from halfstep_jax.checkpoint.link_moments import LinkMoments, placed_moments, places_of
+from halfstep_jax.checkpoint.link_moments import LinkMoments, kinds_of, with_kinds
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
 from halfstep_jax.numbers.schedules import ScheduleState
 from halfstep_jax.rule import state_type
@@ -56,11 +56,11 @@ def from_optax(state: Any, tx: optax.GradientTransformation, params: Any) -> Any
 
     Source: ours.
     """
-    treedef, places = places_of("from_optax", tx, params)
+    treedef, kinds = kinds_of("from_optax", tx, params)
 
     def move(state, first):
         theirs = _Theirs(state)
-        rows = zip(places, treedef.flatten_up_to(first), strict=True)
+        rows = zip(kinds, treedef.flatten_up_to(first), strict=True)
         made = [_filled(theirs, *row) for row in rows]
         theirs.check_taken()
         return treedef.unflatten(made)
@@ -101,12 +101,12 @@ def to_optax(
 
     def move(state, params):
         ours = _Moments(caller, "tx", "optax_tx")
-        for place, x in placed_moments(caller, state, tx, params):
-            if isinstance(place, LinkMoments):
-                check_state(caller, x, state_type(type(place.rule)))
-                ours.add(place.rule.name, x.count, place.decoded(x))
-            elif place:
-                ours.counts[place].append(x.count if place == "schedule" else x)
+        for kind, x in with_kinds(caller, state, tx, params):
+            if isinstance(kind, LinkMoments):
+                check_state(caller, x, state_type(type(kind.rule)))
+                ours.add(kind.rule.name, x.count, kind.decoded(x))
+            elif kind:
+                ours.counts[kind].append(x.count if kind == "schedule" else x)
         made = _in_optax(ours, optax_tx.init(jax.tree.map(lambda p: p.astype(jnp.float32), params)))
         ours.check_taken()
         return made
@@ -184,9 +184,9 @@ class _Theirs(_Moments):
 
     def _read(self, state, where: str) -> None:
         for name, x in named_leaves(state, lambda x: isinstance(x, _PARTS)):
-            place = "/".join(filter(None, (where, name)))
+            path = "/".join(filter(None, (where, name)))
             if isinstance(x, _INJECTED):
-                self._read(x.inner_state, place)
+                self._read(x.inner_state, path)
             elif isinstance(x, optax.ScaleByScheduleState):
                 self.counts["schedule"].append(x.count)
             elif type(x) in _NAMES:
@@ -196,18 +196,18 @@ class _Theirs(_Moments):
                 self.add(_NAMES[type(x)], x.count if "count" in x._fields else None, moments)
             else:
                 raise ValueError(
-                    f"{self.caller}: tx has no place for '{place}' of the state. Pass the part of the state "
+                    f"{self.caller}: tx has no place for '{path}' of the state. Pass the part of the state "
                     "that is of adam, lamb, lion or sgd, such as its inner_state."
                 )
 
 
-def _filled(theirs: _Theirs, place: LinkMoments | str, x) -> Any:
+def _filled(theirs: _Theirs, kind: LinkMoments | str, x) -> Any:
     """Return a part of a new state of ours with what is known of it."""
-    if isinstance(place, LinkMoments):
-        return place.encoded(theirs, x)
-    if place == "schedule":
+    if isinstance(kind, LinkMoments):
+        return kind.encoded(theirs, x)
+    if kind == "schedule":
         return ScheduleState(jnp.asarray(theirs.next_schedule()).astype(x.count.dtype))
-    return jnp.asarray(theirs.steps()).astype(x.dtype) if place else x
+    return jnp.asarray(theirs.steps()).astype(x.dtype) if kind else x
 
 
 def _in_optax(ours: _Moments, state) -> Any:

@@ -164,14 +164,14 @@ def _recipes(
     recipes: dict[str, Recipe] = {leaf: [] for leaf in weights}
     for i, entry in enumerate(entries):
         numbers, options = entry.numbers, entry.options
-        for leaf, kept in entry.arrays.items():
+        for leaf, stored in entry.arrays.items():
             if leaf not in recipes:
                 raise ValueError(
                     f"save_state: {entry.name} steps '{leaf}', which is no weight of these params: a wrapper "
                     "such as optax.flatten renames them, and a file goes by names. Save without it."
                 )
             idle = leaf in entry.idle
-            record = link_record(entry.name, counts.get(i), seeds.get(i), numbers, options, kept, idle)
+            record = link_record(entry.name, counts.get(i), seeds.get(i), numbers, options, stored, idle)
             recipes[leaf].append(record)
     return recipes
 
@@ -180,19 +180,19 @@ def _counts_and_seeds(
     caller: str, entries: list[Entry], recipes: Mapping[str, Recipe], saved: Mapping[str, Recipe]
 ) -> list[dict[str, Any]]:
     """Return count and seed of every entry: those that the file has of all its weights."""
-    known: list[dict[str, Any]] = [{"count": None, "seed": None} for _ in entries]
+    found: list[dict[str, Any]] = [{"count": None, "seed": None} for _ in entries]
     for leaf, recipe in recipes.items():
-        places = [i for i, entry in enumerate(entries) if leaf in entry.arrays]
-        for i, link in zip(places, paired(saved[leaf], recipe), strict=True):
+        touching = [i for i, entry in enumerate(entries) if leaf in entry.arrays]
+        for i, link in zip(touching, paired(saved[leaf], recipe), strict=True):
             for what, value in (("count", link["count"]), ("seed", link["seed"])):
-                before = known[i][what]
+                before = found[i][what]
                 if None not in (before, value) and before != value:
                     raise ValueError(
                         f"{caller}: {entries[i].name} has {what}={value} at {leaf!r} and {before} at another "
                         "weight; in JAX they are one. Load it in halfstep_torch, or use optax.partition."
                     )
-                known[i][what] = before if value is None else value
-    return known
+                found[i][what] = before if value is None else value
+    return found
 
 
 def _of_links(caller: str, kind: str, values: list[Any], shape) -> jax.Array:

@@ -1,7 +1,7 @@
 """What every leaf of an optimizer's state is: of which link, which array, of which weight.
 
 Found by making the state once, on shapes alone, and listening to its links (`link_reports.py`). The rest, the
-state of other transforms, goes by its place in the tree.
+state of other transforms, goes by its path in the tree.
 """
 
 import collections
@@ -26,7 +26,7 @@ class Slot(NamedTuple):
         kind: "count" or "seed" of links; "array" of one; "nothing", a placeholder; "other": of a transform
             that is not of this package.
         name: of the array in a file.
-        entries: the places of those that it belongs to.
+        entries: the indices of those that it belongs to.
         label: how the array is stored, where its dtype does not say.
     """
 
@@ -95,12 +95,12 @@ class _Finder:
         for link in links:
             self._enter(link)
 
-    def walk(self, tree, place: str) -> list[Slot]:
-        """Return the slots of a state, or of a part of one at such a place."""
+    def walk(self, tree, path: str) -> list[Slot]:
+        """Return the slots of a state, or of what is at such a path in one."""
         is_link = self._links.__contains__
         slots = []
         for name, x in named_leaves(tree, lambda x: is_link(id(x))):
-            where = _joined(place, name)
+            where = _joined(path, name)
             slots += self._link(self._links[id(x)], where) if is_link(id(x)) else [_other(where)]
         return slots
 
@@ -121,10 +121,10 @@ class _Finder:
             self.entries.append(Entry(name, {}, {}, {leaf: {} for leaf in inner_entry.arrays}))
         self._wrappers[id(link.state)] = tuple(wrappers)
 
-    def _link(self, link: Link, place: str) -> list[Slot]:
+    def _link(self, link: Link, path: str) -> list[Slot]:
         """Return the slots of a link's state."""
         if isinstance(link.inside, Inside):
-            return self._stored(link, link.inside, place)
+            return self._stored(link, link.inside, path)
         entries = (self._own[id(link.state)],)
         slots: list[Slot] = []
         for field in getattr(link.state, "_fields", ()):
@@ -132,7 +132,7 @@ class _Finder:
             if field in ("count", "seed"):
                 slots.append(Slot(field, entries=entries))
             elif field == "inner_state":
-                slots += self.walk(value, _joined(place, field))
+                slots += self.walk(value, _joined(path, field))
             else:
                 slots += [self._array(entries, field, leaf, x) for leaf, x in named_leaves(value)]
         return slots
@@ -140,13 +140,13 @@ class _Finder:
     def _array(self, entries: tuple[int, ...], field: str, leaf: str, x) -> Slot:
         """Return the slot of an array that a link keeps; placeholders are nothing."""
         moment = field.removesuffix("_scale")
-        kept = self.entries[entries[0]].arrays.get(leaf, {})
+        formats = self.entries[entries[0]].arrays.get(leaf, {})
         name = f"{field}/{leaf}"
-        if field in kept:
-            stored = kept[field]["format"]
+        if field in formats:
+            stored = formats[field]["format"]
             return self._named(name, entries, None if stored == {"dtype": x.dtype.name} else stored)
-        if field != moment and moment in kept and "block_size" in kept[moment]["format"]:
-            return self._named(name, entries, {"dtype": f"scales of {kept[moment]['format']['dtype']}"})
+        if field != moment and moment in formats and "block_size" in formats[moment]["format"]:
+            return self._named(name, entries, {"dtype": f"scales of {formats[moment]['format']['dtype']}"})
         return Slot("nothing")
 
     def _named(self, name: str, entries: tuple[int, ...], label: dict[str, Any] | None) -> Slot:
@@ -156,10 +156,10 @@ class _Finder:
         count = self._names[name]
         return Slot("array", name if count == 1 else f"{field}#{count}/{leaf}", entries, label)
 
-    def _stored(self, link: Link, inside: Inside, place: str) -> list[Slot]:
+    def _stored(self, link: Link, inside: Inside, path: str) -> list[Slot]:
         """Return the slots of the state of `store_state`."""
         wrappers = self._wrappers[id(link.state)]
-        inner = self.walk(inside.state, _joined(place, "inner_state"))
+        inner = self.walk(inside.state, _joined(path, "inner_state"))
         names = [name for name, _ in named_leaves(inside.state)]
         scales: dict[str, Slot] = {}
         for i, (name, slot, fmt) in enumerate(zip(names, inner, inside.formats, strict=True)):
@@ -175,7 +175,7 @@ class _Finder:
                 label = {"dtype": f"scales of {fmt.dtype}"}
                 scales[name] = slot._replace(name=f"{field}_scale/{leaf}", label=label)
         if not wrappers:
-            count, seed = (_other(_joined(place, field)) for field in ("count", "seed"))
+            count, seed = (_other(_joined(path, field)) for field in ("count", "seed"))
         else:
             count, seed = Slot("count", entries=wrappers), Slot("seed", entries=wrappers)
         rest = [scales.get(name, Slot("nothing")) for name, _ in named_leaves(link.state.scale)]
@@ -207,8 +207,8 @@ def _settings(rule) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: values[name] for name in numbers}, switches
 
 
-def _other(place: str) -> Slot:
-    return Slot("other", f"optax/{place}")
+def _other(path: str) -> Slot:
+    return Slot("other", f"optax/{path}")
 
 
 def _joined(*parts: str) -> str:
@@ -216,7 +216,7 @@ def _joined(*parts: str) -> str:
 
 
 def _path_of(tree, part) -> str:
-    """Return the place of a part of a tree, the numbers of a chain alone."""
+    """Return the path of a part of a tree, the numbers of a chain alone."""
     return next((name for name, x in named_leaves(tree, lambda x: x is part) if x is part), "")
 
 

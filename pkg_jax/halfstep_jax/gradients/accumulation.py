@@ -126,22 +126,22 @@ def _branch(due: jax.Array, step: Callable, idle: Callable, *args):
     return step(*args) if due else idle(*args)
 
 
-def accumulate(dtype: str, keys: LeafKeys, place, g: jax.Array, total: jax.Array) -> jax.Array:
+def accumulate(dtype: str, keys: LeafKeys, index, g: jax.Array, total: jax.Array) -> jax.Array:
     """Return stochastic(total + g) of one leaf, in `dtype` (contract G1).
 
     `keys` are of role 3, at the step that counts the gradients. Values beyond the largest finite become
     infinity.
     """
-    key = keys.of_leaf(place)
+    key = keys.of_leaf(index)
     wide = opaque_input(total, key.zero) + opaque_input(g, key.zero)
     return round_and_cast(wide, dtype, key.words(Role.ACCUMULATOR, g.shape))
 
 
 def _add(leaves: Leaves, sums: list, dtype: str, keys: LeafKeys) -> Any:
     """Return the tree of the new sums; where there is no gradient, of the old ones."""
-    places = keys.places(shards(_FUNCTION, leaves.names, leaves.values))
-    rows = zip(places, leaves.values, sums, strict=True)
-    made = [x if g is None else call_per_shape(accumulate, dtype, keys, place, g, x) for place, g, x in rows]
+    indices = keys.indices(shards(_FUNCTION, leaves.names, leaves.values))
+    rows = zip(indices, leaves.values, sums, strict=True)
+    made = [x if g is None else call_per_shape(accumulate, dtype, keys, index, g, x) for index, g, x in rows]
     return leaves.treedef.unflatten(made)
 
 

@@ -101,21 +101,21 @@ class LeafKeys:
     k1: jax.Array
     zero: jax.Array
 
-    def of_leaf(self, place) -> LeafKey:
+    def of_leaf(self, index) -> LeafKey:
         """Return the key of one leaf.
 
         Args:
-            place: one of `places`.
+            index: one of `indices`.
         """
-        place, shard = place if isinstance(place, tuple) else (place, None)
+        index, shard = index if isinstance(index, tuple) else (index, None)
         # The index stays an operand: XLA then compiles what leaves of one shape do once, and not for each
         # index. For that it may neither know the index nor take it for a scalar, which it would copy in.
-        index = lax.index_in_dim(jnp.asarray(place) | self.zero, 0, keepdims=False)
-        k0 = _element(self.k0, 0, index)
-        k1 = tuple(_element(self.k1, row, index) for row in range(len(self.roles)))
+        column = lax.index_in_dim(jnp.asarray(index) | self.zero, 0, keepdims=False)
+        k0 = _element(self.k0, 0, column)
+        k1 = tuple(_element(self.k1, row, column) for row in range(len(self.roles)))
         return LeafKey(self.roles, k0, k1, self.zero, shard)
 
-    def places(self, shards: Sequence[Shard | None] | None = None) -> list:
+    def indices(self, shards: Sequence[Shard | None] | None = None) -> list:
         """Return the index of every leaf, for `of_leaf`: in a vector that XLA takes for no broadcast or iota.
 
         Args:
@@ -162,7 +162,7 @@ def random_words(
     """
     offset, role = in_range("offset", offset, 64), in_range("role", role, 32)
     keys = leaf_keys(seed_words("random_words", seed), step, [leaf_number(leaf)], (word_role(role),))
-    words = keys.of_leaf(keys.places()[0]).words(word_role(role), shape, offset)
+    words = keys.of_leaf(keys.indices()[0]).words(word_role(role), shape, offset)
     shift = FIELD_SHIFTS.get(role, 0)
     return (words << np.uint32(shift)) | (words >> np.uint32(32 - shift)) if shift else words
 

@@ -15,43 +15,43 @@ import optax
 from halfstep_jax.numbers.random_words import LeafKeys
 from halfstep_jax.xla.exact import opaque_zero
 
-_kept: contextvars.ContextVar[dict[tuple[int, ...], LeafKeys] | None] = contextvars.ContextVar(
-    "kept", default=None
+_shared: contextvars.ContextVar[dict[tuple[int, ...], LeafKeys] | None] = contextvars.ContextVar(
+    "shared", default=None
 )
 
 
 def share_keys(ids: Sequence[int], keys: LeafKeys) -> None:
     """Keep the keys of leaves for the links that follow; outside of an alias they are not kept."""
-    if (kept := _kept.get()) is not None:
-        kept[tuple(ids)] = keys
+    if (shared := _shared.get()) is not None:
+        shared[tuple(ids)] = keys
 
 
 def shared_keys_of(ids: Sequence[int], role: int) -> LeafKeys | None:
     """Return the keys of these leaves that an earlier link made for that role, if there are any."""
-    keys = (_kept.get() or {}).get(tuple(ids))
+    keys = (_shared.get() or {}).get(tuple(ids))
     return keys if keys is not None and role in keys.roles else None
 
 
 def shared_zero() -> jax.Array:
     """Return a zero for `exact.opaque`: that of keys that an earlier link made, or a new one."""
-    keys = next(iter((_kept.get() or {}).values()), None)
+    keys = next(iter((_shared.get() or {}).values()), None)
     return opaque_zero() if keys is None else keys.zero
 
 
 @contextlib.contextmanager
 def unshared_keys() -> Iterator[None]:
     """Keep and find no keys meanwhile: for a trial inside of an alias, whose tracers must not leave it."""
-    with _keeping(None):
+    with _sharing(None):
         yield
 
 
 @contextlib.contextmanager
-def _keeping(keys: dict[tuple[int, ...], LeafKeys] | None) -> Iterator[None]:
-    token = _kept.set(keys)
+def _sharing(keys: dict[tuple[int, ...], LeafKeys] | None) -> Iterator[None]:
+    token = _shared.set(keys)
     try:
         yield
     finally:
-        _kept.reset(token)
+        _shared.reset(token)
 
 
 def with_shared_keys(
@@ -66,7 +66,7 @@ def with_shared_keys(
     # What has no name at module level is pickled with the globals that it reads: no context variable.
     def update_with_shared_keys(updates, state, params=None, **extra_args):
         check_state(state)
-        with _keeping({}):
+        with _sharing({}):
             return update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(tx.init, update_with_shared_keys)

@@ -223,8 +223,8 @@ class _Storage:
         if not arrays:
             return self._trees(arrays, state, [])
         keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,))
-        rows = zip(arrays, values, keys.places([array.shard for array in arrays]), strict=True)
-        stored = [self._encode(array, x, keys, place) for array, x, place in rows]
+        rows = zip(arrays, values, keys.indices([array.shard for array in arrays]), strict=True)
+        stored = [self._encode(array, x, keys, index) for array, x, index in rows]
         return self._trees(arrays, state, stored)
 
     def _is_chosen(self, name: str, x) -> bool:
@@ -266,11 +266,11 @@ class _Storage:
         encoded = dataclasses.replace(stored, shape=shape if fmt.packed else None)
         return call_per_shape(_decoded, (fmt, jnp.dtype(array.value.dtype).name), encoded)
 
-    def _encode(self, array: _Array, x: jax.Array, keys: LeafKeys | None, place) -> Encoded:
+    def _encode(self, array: _Array, x: jax.Array, keys: LeafKeys | None, index) -> Encoded:
         """Return what is stored of one array; without keys, to nearest."""
         if array.format is None:
             return Encoded(x, None)
-        return call_per_shape(_encoded, (array.format, self.stochastic), x, keys, place)
+        return call_per_shape(_encoded, (array.format, self.stochastic), x, keys, index)
 
     def _trees(self, arrays: list[_Array], state, stored: list[Encoded]) -> tuple[Any, Any]:
         codes = jax.tree.unflatten(jax.tree.structure(state), [encoded.codes for encoded in stored])
@@ -285,10 +285,10 @@ def _decoded(static: tuple[Format, str], encoded: Encoded) -> jax.Array:
     return values if dtype == "float32" else round_and_cast(values, dtype, None, saturate=True)
 
 
-def _encoded(static: tuple[Format, bool], x: jax.Array, keys: LeafKeys | None, place) -> Encoded:
+def _encoded(static: tuple[Format, bool], x: jax.Array, keys: LeafKeys | None, index) -> Encoded:
     """Return what is stored of an array that a format holds; without keys, to nearest."""
     fmt, stochastic = static
-    key = None if keys is None else keys.of_leaf(place)
+    key = None if keys is None else keys.of_leaf(index)
     wide = x.astype(jnp.float32) if key is None else opaque_input(x, key.zero)
     words = key.words(Role.STATE, x.shape) if key is not None and stochastic else None
     return fmt.encode(wide if fmt.signed else jnp.abs(wide), words, keep_nonzero="where_nonnegative")

@@ -162,17 +162,17 @@ def land(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: Le
     """Return the tree of updates that land on the new weights, and the tree of what is kept beside them."""
     zero = shared_zero() if keys is None else None
     parts = shards(rule.name, leaves.names, leaves.values)
-    places = [None] * len(weights) if keys is None else keys.places(parts)
+    indices = [None] * len(weights) if keys is None else keys.indices(parts)
     rows = [
-        (None, extra) if u is None else call_per_shape(_land, rule, zero, keys, place, u, p, extra)
-        for place, u, p, extra in zip(places, leaves.values, weights, extras, strict=True)
+        (None, extra) if u is None else call_per_shape(_land, rule, zero, keys, index, u, p, extra)
+        for index, u, p, extra in zip(indices, leaves.values, weights, extras, strict=True)
     ]
     return leaves.unzip(2, rows)
 
 
-def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p: jax.Array, extra):
+def _land(rule: WeightRule, zero, keys: LeafKeys | None, index, u: jax.Array, p: jax.Array, extra):
     """Return the update of one leaf, and what is kept beside its weight."""
-    key = None if keys is None else keys.of_leaf(place)
+    key = None if keys is None else keys.of_leaf(index)
     zero = zero if key is None else key.zero
     u = opaque_input(u, zero)
     if is_wide(p):

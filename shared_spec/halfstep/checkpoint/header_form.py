@@ -36,29 +36,29 @@ _ENTRY = {"dtype": str, "shape": [int], "data_offsets": [int]}
 
 def check_entry(caller: str, path: Any, name: str, entry: Any) -> None:
     """Raise ValueError unless safetensors' entry of an array has a dtype, a shape and two offsets."""
-    place = _misfit(entry, _ENTRY, f"the entry of {name!r}")
-    if place is None and len(entry["data_offsets"]) != 2:
-        place = f"the entry of {name!r}, data_offsets"
-    _refuse(caller, path, place)
+    misfit = _misfit(entry, _ENTRY, f"the entry of {name!r}")
+    if misfit is None and len(entry["data_offsets"]) != 2:
+        misfit = f"the entry of {name!r}, data_offsets"
+    _refuse(caller, path, misfit)
 
 
 def check_header(caller: str, path: Any, header: Any) -> None:
     """Raise ValueError unless a header has all its parts, each of its kind."""
-    place = _misfit(header, _HEADER, "the header")
-    if place is None:
+    misfit = _misfit(header, _HEADER, "the header")
+    if misfit is None:
         count = len(header["recipes"])
-        places = (leaf for leaf, number in header["leaves"].items() if not 0 <= number < count)
-        place = next((f"the header, leaves, {leaf}" for leaf in places), None)
-    _refuse(caller, path, place)
+        strays = (leaf for leaf, number in header["leaves"].items() if not 0 <= number < count)
+        misfit = next((f"the header, leaves, {leaf}" for leaf in strays), None)
+    _refuse(caller, path, misfit)
 
 
-def _refuse(caller: str, path: Any, place: str | None) -> None:
-    if place is not None:
-        raise ValueError(f"{caller}: {path} has not what save_state writes at: {place}. Load another copy.")
+def _refuse(caller: str, path: Any, misfit: str | None) -> None:
+    if misfit is not None:
+        raise ValueError(f"{caller}: {path} has not what save_state writes at: {misfit}. Load another copy.")
 
 
-def _misfit(value: Any, form: Any, place: str) -> str | None:
-    """Return the first place where a value is of another form; None where there is none.
+def _misfit(value: Any, form: Any, where: str) -> str | None:
+    """Return where a value is first of another form; None if it is nowhere.
 
     A form is one of these:
 
@@ -69,7 +69,7 @@ def _misfit(value: Any, form: Any, place: str) -> str | None:
     - a dict of forms by key, or a dict {...: form} for any keys. A dict may have more keys than its form.
     """
     if isinstance(form, tuple):
-        return None if any(_misfit(value, kind, place) is None for kind in form) else place
+        return None if any(_misfit(value, kind, where) is None for kind in form) else where
     if isinstance(form, list):
         items = value if isinstance(value, list) else None
         pairs = None if items is None else ((str(i), x, form[0]) for i, x in enumerate(items))
@@ -80,10 +80,10 @@ def _misfit(value: Any, form: Any, place: str) -> str | None:
     else:
         # What is true is an integer to Python.
         if form is None:
-            return None if value is None else place
+            return None if value is None else where
         fits = type(value) is form if isinstance(form, type) else form(value)
-        return None if fits else place
+        return None if fits else where
     if pairs is None:
-        return place
-    misfits = (_misfit(x, kind, f"{place}, {key}") for key, x, kind in pairs)
+        return where
+    misfits = (_misfit(x, kind, f"{where}, {key}") for key, x, kind in pairs)
     return next((misfit for misfit in misfits if misfit is not None), None)
