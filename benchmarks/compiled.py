@@ -108,7 +108,7 @@ def _one_pass_settings() -> list[Setting]:
     return [
         Setting("AdamW, bfloat16 (default)", _adamw(), _ONE_PASS, instructions=(130, 65)),
         Setting(
-            "bfloat16, fed back", _adamw(**bf16, param_storage="feedback"), _ONE_PASS, instructions=(140, 70)
+            "bfloat16, fed back", _adamw(**bf16, param_storage="feedback"), _ONE_PASS, instructions=(135, 66)
         ),
         *(Setting(f"bfloat16, {name}", _adamw(**bf16, param_storage=name), _ONE_PASS) for name in storages),
         Setting("nu ufloat8_e6m2", _adamw(nu_dtype="ufloat8_e6m2"), _ONE_PASS),

@@ -143,10 +143,13 @@ class LandedWeight(StepWeight):
         if self._dtype == "float32":
             return self._op.wrap(jnp.broadcast_to(x, self.value.shape))
         n, lowest = FLOAT_FORMATS[self._dtype].gap_exponents(gaps)
-        bits = lax.bitcast_convert_type(self._op.bare(self.value), jnp.uint32)
-        exponents = jnp.maximum(bits & np.uint32(0x7F800000), np.uint32(lowest << 23))
-        inverse = lax.bitcast_convert_type(np.uint32(n << 23) - exponents, jnp.float32)
-        return self._op.wrap(jnp.minimum(x, inverse))
+        exponents = lax.bitcast_convert_type(self._op.bare(self.value), jnp.uint32) & np.uint32(0x7F800000)
+        if n - lowest < 254:
+            exponents = jnp.maximum(exponents, np.uint32(lowest << 23))
+        # Positive floats have the order of their patterns, and what is past 2^127 has a larger one.
+        x = lax.bitcast_convert_type(jnp.minimum(x, np.float32(2.0**127)), jnp.uint32)
+        least = jnp.minimum(x, np.uint32(n << 23) - exponents)
+        return self._op.wrap(lax.bitcast_convert_type(least, jnp.float32))
 
 
 class OfNorms(Rule):

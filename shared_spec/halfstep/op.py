@@ -101,6 +101,8 @@ class Op:
     def multiply(self, x: Any, y: Any) -> Number:
         """Return x y."""
         a, b = self._pair(x, y, "product")
+        if isinstance(y, float) and y == -1:  # exact: a compiler may fuse it
+            return self.wrap(a.value * b.value, a.made)
         scaled = {a.made, b.made} & {Origin.NUMBER, Origin.SCALED}
         return self.wrap(self._factor(a, b) * self._factor(b, a), Origin.SCALED if scaled else Origin.PRODUCT)
 

@@ -1,5 +1,7 @@
 """AdamW whose errors of rounding weights are fed back: its formula, both packages, and what it refuses."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,14 @@ import halfstep_jax
 import halfstep_spec
 import halfstep_torch
 from halfstep.rules.adamw_fed_back import AdamWFedBack
+from halfstep.rules.fed_back import landed
+from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.schedules import peak_of
-from halfstep_spec.rules.adamw_fed_back import FedBack
+from halfstep_jax.rule import LandedWeight as JaxWeight
+from halfstep_jax.xla.exact import opaque_zero
+from halfstep_spec.rules.adamw_fed_back import FedBack, FedBackRule
+from halfstep_torch.bound_rule import LandedWeight as TorchWeight
+from halfstep_torch.numbers.op import TorchOp
 
 B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.1
 SHAPE = (64, 96)
@@ -210,6 +218,33 @@ def test_the_bound_by_a_gap_is_exact_for_every_exponent():
             exponent = np.maximum(np.log2(p).astype(int), least) - bits
             due = np.minimum(np.exp2(np.float64(gaps_) - exponent), 2.0**127).astype(np.float32)
             np.testing.assert_array_equal(weight.bound(np.float32(np.inf), gaps_), due)
+
+
+def test_the_bound_and_the_update_are_the_references_in_every_corner():
+    """Of zeros of both signs, numbers below float16's, ends of the range and infinities."""
+    few = np.float32([0, 2.0**-126, 2.0**-30, 2.0**-24, 1, 1 + 2.0**-7, 65504, 2.0**127, np.inf])
+    few = np.concatenate([few, -few])
+    p, down, q = (x.ravel() for x in np.meshgrid(few, few, few))
+    with np.errstate(invalid="ignore", over="ignore"):
+        w = p - down
+        can_be = (np.signbit(q) == np.signbit(w)) & (np.isfinite(w) | (q == w))
+        p, down, q, w = (x[can_be] for x in (p, down, q, w))
+        due = FedBackRule.landed(p, down, w, q)
+
+    def in_jax(*arrays):
+        op = JaxOp("rule", opaque_zero())
+        return op.bare(landed(*map(op.wrap, arrays), op))
+
+    torchs = landed(*map(torch.from_numpy, (p, down, w, q)), TorchOp()).numpy()
+    for made in (np.asarray(jax.jit(in_jax)(p, down, w, q)), torchs):
+        np.testing.assert_array_equal(made, due)
+        np.testing.assert_array_equal(np.signbit(made)[made == 0], np.signbit(due)[due == 0])
+    for dtype, gaps_, x in itertools.product(("bfloat16", "float16"), (-1, 4), few[few > 0]):
+        of_jax = JaxWeight(jnp.asarray(few), dtype, None, JaxOp("rule"))
+        of_torch = TorchWeight(torch.from_numpy(few), dtype, ["words"])
+        bound = halfstep_spec.rule.StepWeight(few, dtype, np.zeros(few.shape, np.uint32)).bound(x, gaps_)
+        np.testing.assert_array_equal(np.asarray(of_jax.bound(x, gaps_).value), bound)
+        np.testing.assert_array_equal(of_torch.bound(torch.tensor(x), gaps_).numpy(), bound)
 
 
 def test_export_in_float32_owes_what_rounding_left_out():

@@ -18,8 +18,8 @@ def largest_rate(h: Any, op: Any) -> Any:
 
 def landed(p: Any, down: Any, w: Any, q: Any, op: Any) -> Any:
     """Return q - p; -down where nothing is left out of w = p - down; -0.0 where q is p."""
-    # Triton computes -x as 0 - x, which is 0 of 0, where -0.0 is meant.
-    return op.where(q == w, down * -1.0, op.where(q == p, -0.0, q - p))
+    # Where q is p, p - q is 0.0; p + 0.0, because of -0.0 less 0.0 it would be -0.0. Triton's -x is 0 - x.
+    return op.where(q == w, down, (p + 0.0) - q) * -1.0
 
 
 def check_kept(caller: str, name: str, value: Any, number: float) -> None:
