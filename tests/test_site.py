@@ -51,7 +51,11 @@ shown = {
     for name in hooks.sources(package)
 }
 print(json.dumps({
-    path: (x.docstring.value if x.docstring else "", hooks.first_sentence(package, name))
+    path: (
+        x.docstring.value if x.docstring else "",
+        hooks.first_sentence(package, name),
+        [name for name, method in x.functions.items() if name[0] != "_" and not method.docstring],
+    )
     for path, (x, package, name) in shown.items()
 }))
 """
@@ -67,7 +71,7 @@ def test_every_public_name_has_its_docstring_in_the_reference():
     )
     found = json.loads(done.stdout)
     assert len(found) == len(names_of(0)) + len(names_of(1))
-    for path, (shown, sentence) in found.items():
+    for path, (shown, sentence, bare_methods) in found.items():
         package, name = path.split(".")
         said = inspect.getdoc(getattr(importlib.import_module(package), name))
         first = " ".join(said.split("\n\n")[0].split())
@@ -75,6 +79,7 @@ def test_every_public_name_has_its_docstring_in_the_reference():
         assert " ".join(shown.split()).startswith(first), path
         assert sentence, path
         assert first.startswith(sentence.replace("\\|", "|")), path
+        assert not bare_methods, path
 
 
 @pytest.mark.slow

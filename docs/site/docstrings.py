@@ -38,6 +38,12 @@ class Shared(griffe.Extension):
             for cls in [x for x in module.members.values() if isinstance(x, griffe.Class)]:
                 if cls.is_public and not cls.docstring:
                     _inherit(cls, cls.mro())
+                for method in cls.functions.values():
+                    if cls.is_public and method.is_public and not method.docstring:
+                        _inherit(
+                            method,
+                            [x.functions[method.name] for x in cls.mro() if method.name in x.functions],
+                        )
         if pkg.name in ("halfstep_jax", "halfstep_torch"):
             list_arguments(pkg)
 

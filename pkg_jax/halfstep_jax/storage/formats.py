@@ -89,19 +89,7 @@ class Format(shared.Format):
         return self._encoded(codes, scale)
 
     @_on_auto_axes
-    def encode(self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never") -> Encoded:
-        """Round the float32 `x` to codes.
-
-        Finite values saturate, infinity becomes NaN (contract R6). With a scale: x / 2^s, exact, s from the
-        largest magnitude of the block, is what is rounded.
-
-        Args:
-            x: float32.
-            words: uint32 words for stochastic rounding, or None for nearest; where codes are dithered, they
-                are alike throughout a block.
-            keep_nonzero: when a nonzero number must not be stored as zero. "always" (a second moment),
-                "never", or "where_nonnegative": in blocks without a negative number (contract S4).
-        """
+    def encode(self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never") -> Encoded:  # noqa: D102 (its base has it)
         return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
 
     @_on_auto_axes
@@ -161,13 +149,7 @@ class Format(shared.Format):
         return self.arithmetic.encode(x, self._of_elements(scale, x.shape), words, nonzero), scale
 
     @_on_auto_axes
-    def decode(self, encoded: Encoded, words: jax.Array | None = None) -> jax.Array:
-        """Return the float32 values of codes and scales: exact.
-
-        Args:
-            encoded: what `encode` returned.
-            words: with which it was made, where codes are dithered; of no use elsewhere.
-        """
+    def decode(self, encoded: Encoded, words: jax.Array | None = None) -> jax.Array:  # noqa: D102 (its base has it)
         codes = encoded.codes
         if encoded.shape is not None:
             codes = unpack(codes, encoded.shape, self.block_size)

@@ -67,19 +67,7 @@ class Format(shared.Format):
         """The dtype of the codes."""
         return torch_dtype(self.code_dtype)
 
-    def encode(self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never") -> Encoded:
-        """Round the float32 `x` to codes.
-
-        Finite values saturate, infinity becomes NaN (contract R6). With a scale: y = x / 2^s, exact, s from
-        the largest magnitude of the block, then y is rounded.
-
-        Args:
-            x: float32; with a scale, whole runs of the array, in row-major order.
-            words: int32 words for stochastic rounding, or None for nearest; where codes are dithered, they
-                are alike throughout a block.
-            keep_nonzero: when a nonzero number must not be stored as zero. "always" (a second moment),
-                "never", or "where_nonnegative": in blocks without a negative number (contract S4).
-        """
+    def encode(self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never") -> Encoded:  # noqa: D102 (its base has it)
         return self.round_trip(x, words, keep_nonzero=keep_nonzero)[0]
 
     def round_trip(
@@ -111,13 +99,7 @@ class Format(shared.Format):
         codes = self.blocks.pack(codes) if self.codes.packed else codes
         return Encoded(codes, scale.to(torch.uint8).view(-1)), values
 
-    def decode(self, encoded: Encoded, words: Tensor | None = None) -> Tensor:
-        """Return the float32 values of codes and scales: exact.
-
-        Args:
-            encoded: what `encode` returned.
-            words: with which it was made, where codes are dithered; of no use elsewhere.
-        """
+    def decode(self, encoded: Encoded, words: Tensor | None = None) -> Tensor:  # noqa: D102 (its base has it)
         packed = self.blocks is not None and self.codes.packed
         codes = self.blocks.unpack(encoded.codes) if self.blocks and packed else encoded.codes
         # Widened before it is cut: padding knows no 8-bit floats.

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from halfstep.arrays import Array
 from halfstep.makers import published
 from halfstep.storage.blocks import BlockSize, packed_shape, scale_shape
 from halfstep.storage.codes import CODEBOOK_CODES, CODES, NAN_SCALE, Codes
@@ -168,6 +169,30 @@ class Format:
         if self.codes.nan_in_scale:
             wrong &= scale != NAN_SCALE
         return f"holds {scale[wrong][0]}, outside [{lowest}, {highest}]" if wrong.any() else None
+
+    def encode(self, x: Array, words: Array | None, *, keep_nonzero: str = "never") -> Any:
+        """Round the float32 `x` to codes.
+
+        Finite values saturate, infinity becomes NaN (contract R6). With a scale: x / 2^s, exact, s from the
+        largest magnitude of the block, is what is rounded.
+
+        Args:
+            x: float32; in torch, with a scale, whole runs of the array, in row-major order.
+            words: 32-bit words for stochastic rounding, or None for nearest; where codes are dithered, they
+                are alike throughout a block.
+            keep_nonzero: when a nonzero number must not be stored as zero. "always" (a second moment),
+                "never", or "where_nonnegative": in blocks without a negative number (contract S4).
+        """
+        raise NotImplementedError
+
+    def decode(self, encoded: Any, words: Array | None = None) -> Array:
+        """Return the float32 values of codes and scales: exact.
+
+        Args:
+            encoded: what `encode` returned.
+            words: with which it was made, where codes are dithered; of no use elsewhere.
+        """
+        raise NotImplementedError
 
     @property
     def label(self) -> dict[str, Any]:
