@@ -1,6 +1,7 @@
 """Whether steps are compiled: chosen when it gains, and nothing is lost where a compiler fails or lacks."""
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -191,3 +192,10 @@ def test_a_setting_of_inductor_changes_no_bit(fresh, name):
             take_steps(optimizer, [("w", p)], 3)
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="flags of g++ on x86-64")
+def test_a_flag_that_the_compiler_does_not_know_is_left_out(monkeypatch):
+    monkeypatch.setattr(inductor, "_QUICKER", ("-O2", "-mno-such-flag"))
+    march = inductor.compile_options(torch.device("cpu"))["cpp.march"]
+    assert "-O2" in march and "no-such" not in march
