@@ -26,9 +26,9 @@ Shape = tuple[int, ...]
 _HOUSE = tuple(str(pathlib.Path(module.__file__).parent) for module in (halfstep, halfstep_torch))
 
 
-def _lengths(low: int, high: int) -> list[Shape]:
+def _lengths(low: int, high: int, count: int = 300) -> list[Shape]:
     generator = torch.Generator().manual_seed(0)
-    return [(int(n),) for n in torch.randint(low, high + 1, (300,), generator=generator)]
+    return [(int(n),) for n in torch.randint(low, high + 1, (count,), generator=generator)]
 
 
 CASES: dict[str, list[Shape]] = {
@@ -39,6 +39,7 @@ CASES: dict[str, list[Shape]] = {
     "LoRA, 400 of 16 x 1,024": [(16, 1024), (1024, 16)] * 200,
     "300 of 1k to 50k": _lengths(1_000, 50_000),
     "300 of 64 to 4k": _lengths(64, 4_000),
+    "1,000 of 16 to 500": _lengths(16, 500, 1000),
 }
 SHARDED = "FSDP2, 100 of 64 x 64"
 ROWS: dict[str, Callable[[list], torch.optim.Optimizer]] = {

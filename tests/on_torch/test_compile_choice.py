@@ -194,8 +194,10 @@ def test_a_setting_of_inductor_changes_no_bit(fresh, name):
     assert_same_snapshots(*runs)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="flags of g++ on x86-64")
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="flags of g++ on x86-64"
+)
 def test_a_flag_that_the_compiler_does_not_know_is_left_out(monkeypatch):
     monkeypatch.setattr(inductor, "_QUICKER", ("-O2", "-mno-such-flag"))
     march = inductor.compile_options(torch.device("cpu"))["cpp.march"]
-    assert "-O2" in march and "no-such" not in march
+    assert march.split()[-1] == "-O2"
