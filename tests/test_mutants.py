@@ -60,13 +60,13 @@ def test_a_hundred_are_from_every_room_and_stay_when_other_files_change(monkeypa
 def test_a_test_that_fails_without_the_mutant_is_no_witness(monkeypatch, tmp_path):
     monkeypatch.setattr(mutants, "TREE", tmp_path)
     (tmp_path / "a").mkdir()
-    file, ends = tmp_path / "a" / "b.py", iter([1, 0, 1, 1])
+    file, ends = tmp_path / "a" / "b.py", iter([0, 1, 0, 1, 1])
 
     def run(tests, seconds):
         assert seconds == 9
-        if len(tests) == 2:
+        if len(tests) > 1:
             assert file.read_text() != SOURCE
-            (tmp_path / "said.txt").write_text(f"FAILED {tests[1]}::test_x - AssertionError\n")
+            (tmp_path / "said.txt").write_text(f"FAILED {tests[-1]}::test_x - AssertionError\n")
         else:
             assert file.read_text() == SOURCE
         return next(ends)
@@ -74,7 +74,7 @@ def test_a_test_that_fails_without_the_mutant_is_no_witness(monkeypatch, tmp_pat
     monkeypatch.setattr(mutants, "_run", run)
     file.write_text(SOURCE)
     mutant, runs = next(mutants.mutants_of("a/b.py", SOURCE)), mutants.Runs(9)
-    assert runs.verdict(mutant, ["a", "seen.py"]) == "died: seen.py::test_x"
+    assert runs.verdict(mutant, ["a"] * 21 + ["seen.py"]) == "died: seen.py::test_x"
     assert runs.verdict(mutant, ["a", "broken.py"]) == "unknown: broken.py::test_x fails without it"
     (tmp_path / "said.txt").unlink()
     monkeypatch.setattr(mutants, "_run", lambda *_: (tmp_path / "said.txt").write_text("no tests ran") and 5)
@@ -95,14 +95,14 @@ def test_tests_that_take_too_long_do_not_count_as_failed(monkeypatch, tmp_path):
 
 
 def test_the_tests_of_a_line_are_those_that_run_it_the_quickest_first(tmp_path):
-    seconds = {"slow": 50, "cheap": 1, "cases[0]": 2, "cases[1]": 2, "cases[2]": 2, "cases[3]": 2, "other": 0}
+    seconds = {"slow": 49, "cheap": 1, "cases[0]": 2, "cases[1]": 2, "cases[2]": 2, "cases[3]": 2, "other": 0}
     lines = {
         "a.py:5": [name for name in seconds if name != "other"],
         "a.py:9": ["other"],
         "b.py:5": ["other"],
     }
     (tmp_path / "1.json").write_text(json.dumps({"seconds": seconds, "lines": {}}))
-    (tmp_path / "2.json").write_text(json.dumps({"seconds": {}, "lines": lines}))
+    (tmp_path / "2.json").write_text(json.dumps({"seconds": {"slow": 1}, "lines": lines}))
     tests_of = line_map.LineMap(tmp_path).tests_of
     order = ["cheap", "cases[0]", "cases[1]", "cases[2]", "slow", "cases[3]"]
     assert tests_of("a.py", range(4, 6), 100) == order
@@ -110,17 +110,43 @@ def test_the_tests_of_a_line_are_those_that_run_it_the_quickest_first(tmp_path):
     assert tests_of("a.py", range(7, 8), 100) == ["other", *order]  # a line that no test has run by itself
 
 
-def test_a_run_notes_the_lines_that_its_tests_run(monkeypatch, tmp_path):
+TESTS = """import os, runpy
+from on_torch.processes import _Group
+
+def sign(rank):
+    runpy.run_path({file!r})['sign'](rank)
+
+def test_here():
+    sign(1)
+
+def test_elsewhere():
+    _Group().run((sign,))
+"""
+GROUP = """import os
+
+class _Group:
+    def run(self, checks):
+        if not os.fork():
+            checks[0](1)
+            os._exit(0)
+        assert os.wait()[1] == 0
+"""
+
+
+def test_a_run_notes_the_lines_that_its_tests_run_in_other_processes_too(monkeypatch, tmp_path):
     file, folder = f"{line_map.PACKAGES[0]}/signs.py", tmp_path / "map"
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(SOURCE)
-    test = f"import runpy\n\ndef test_sign():\n    runpy.run_path({str(tmp_path / file)!r})['sign'](1)\n"
-    (tmp_path / "test_signs.py").write_text(test)
+    tests = TESTS.format(file=str(tmp_path / file))
+    for name, text in ((file, SOURCE), ("test_signs.py", tests), ("on_torch/processes.py", GROUP)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.setattr(line_map, "ROOT", tmp_path)
     (tmp_path / "tools").symlink_to(mutants.ROOT / "tools")
     line_map.note(folder)
     found = line_map.LineMap(folder)
-    assert found.tests_of(file, range(7, 8), 9) == ["test_signs.py::test_sign"]
+    assert {*found.tests_of(file, range(7, 8), 9)} == {
+        "test_signs.py::test_here",
+        "test_signs.py::test_elsewhere",
+    }
     assert 6 not in found.lines[file]
     monkeypatch.setattr(line_map.subprocess, "run", lambda *_, **__: None)
     with pytest.raises(RuntimeError, match=r"no test of .* runs a line of"):

@@ -1,6 +1,7 @@
 """Which quick tests run which lines of the packages: noted by one run of them, of which this is a plugin."""
 
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -28,13 +30,13 @@ def note(folder: pathlib.Path) -> None:
         raise RuntimeError(f"line_map: no test of {ROOT} runs a line of {', '.join(PACKAGES)}")
 
 
-_SECONDS: dict[str, float] = {}
+_SECONDS: dict[str, float] = collections.defaultdict(float)
 _LINES: dict[str, set[str]] = collections.defaultdict(set)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    """Note the lines of the packages that a test runs, and its time: in that run this module is a plugin."""
+@contextlib.contextmanager
+def _noted(test: str):
+    """Note the lines of the packages that a test runs, and its time."""
     folders = tuple(f"{pathlib.Path.cwd() / package}/" for package in PACKAGES)
     lines: set[tuple[str, int]] = set()
 
@@ -49,13 +51,40 @@ def pytest_runtest_protocol(item):
     threading.settrace(at_call)
     sys.settrace(at_call)
     try:
-        return (yield)
+        yield
     finally:
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type]
-        _SECONDS[item.nodeid] = sum(os.times()[:4]) - start
+        _SECONDS[test] += sum(os.times()[:4]) - start
         for file, line in lines:
-            _LINES[f"{os.path.relpath(file)}:{line}"].add(item.nodeid)
+            _LINES[f"{os.path.relpath(file)}:{line}"].add(test)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Note a test: in that run this module is a plugin."""
+    with _noted(item.nodeid):
+        return (yield)
+
+
+def pytest_collection_finish():
+    """Have processes that train together note what they run, too."""
+    processes = sys.modules.get("on_torch.processes")
+    if processes:
+        run = processes._Group.run
+        processes._Group.run = lambda group, checks: run(group, tuple(map(_Elsewhere, checks)))
+
+
+class _Elsewhere:
+    """A check of a test that another process runs."""
+
+    def __init__(self, check: Callable[[int], None]) -> None:
+        self._check, self._test = check, os.environ["PYTEST_CURRENT_TEST"].rsplit(" (", 1)[0]
+
+    def __call__(self, rank: int) -> None:
+        with _noted(self._test):
+            self._check(rank)
+        pytest_sessionfinish()
 
 
 def pytest_sessionfinish():
@@ -73,7 +102,8 @@ class LineMap:
         self.lines: dict[str, dict[int, set[str]]] = {}
         for path in folder.glob("*.json"):
             seen = json.loads(path.read_text())
-            self.seconds |= seen["seconds"]
+            for test, seconds in seen["seconds"].items():
+                self.seconds[test] = self.seconds.get(test, 0) + seconds
             for place, tests in seen["lines"].items():
                 file, line = place.rsplit(":", 1)
                 self.lines.setdefault(file, {}).setdefault(int(line), set()).update(tests)

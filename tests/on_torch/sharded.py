@@ -147,7 +147,7 @@ def assert_same_bits(run: Run, expected: Run, what: str) -> None:
         pairs.update({key: (state[key], wanted[key]) for key in wanted})
         for key, (x, whole) in pairs.items():
             if isinstance(x, DTensor):
-                assert x.shape == whole.shape, f"{what}: {key} of {name}"
+                assert (x.shape, x.stride()) == (whole.shape, whole.stride()), f"{what}: {key} of {name}"
                 here = shard(whole, x.device_mesh, x.placements).to_local()
                 assert same_bits(x.to_local(), here), f"{what}: {key} of {name}"
             else:
