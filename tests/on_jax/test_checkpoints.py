@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import halfstep_jax as hs
+from halfstep_jax.checkpoint.save_state import state_file_of
 from on_jax.steps import assert_trees_same, gradients, take_step, weights
 
 SHAPE = (64, 128)
@@ -77,6 +78,12 @@ def test_a_state_file_keeps_every_bit(trained, tmp_path: pathlib.Path):
     hs.save_state(tmp_path / "run.safetensors", params, state, tx)
     like = jax.eval_shape(lambda: params)
     assert_trees_same(hs.load_state(tmp_path / "run.safetensors", like, tx), (params, state))
+
+
+def test_codes_of_a_byte_are_bytes_in_a_file():
+    tx, params = hs.adamw(1e-3, mu_dtype=hs.scaled("int8", min_size=0)), {"w": np.zeros(SHAPE, np.float32)}
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(tx.init, params))
+    assert state_file_of("save_state", params, state, tx)[1]["mu/w"].dtype == "U8"
 
 
 def test_safetensors_keeps_every_bit_by_name(trained, tmp_path: pathlib.Path):
