@@ -32,9 +32,9 @@ def from_config(config: str | Mapping[str, Any]) -> optax.GradientTransformation
     """
     name, arguments = read_config("from_config", config)
     package = vars(sys.modules["halfstep_jax"])
-    known = {key: package[key] for key in package["__all__"] if _is_alias(key, package[key])}
-    known["AdamWScheduleFree"] = known["schedule_free_adamw"]  # its name in torch
-    return chosen("from_config", name, known, arguments)(**arguments)
+    optimizers = {key: package[key] for key in package["__all__"] if _is_alias(key, package[key])}
+    optimizers["AdamWScheduleFree"] = optimizers["schedule_free_adamw"]  # its name in torch
+    return chosen("from_config", name, optimizers, arguments)(**arguments)
 
 
 def _is_alias(name: str, value: Any) -> bool:

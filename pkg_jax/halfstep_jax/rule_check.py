@@ -38,15 +38,15 @@ def check_rule(rule: Rule, *, seed: int = 0) -> None:
 
     Source: ours.
     """
-    known = checked(rule)
-    form, question = static_form(known), Question.of(known, seed)
+    canonical = checked(rule)
+    form, question = static_form(canonical), Question.of(canonical, seed)
     question = jax.tree.map(jnp.asarray, question)
     step = jnp.int32(rule_check.COUNT)
-    numbers = numbers_at(known, step - 1, step)
+    numbers = numbers_at(canonical, step - 1, step)
 
     def taken(question: Question, step: jax.Array) -> Answer:
-        op = _RecordedOp(rule.name, opaque_zero(), getattr(known, "axis_names", None))
-        return rule_check.answer(form, question, numbers_at(known, step - 1, step), op)
+        op = _RecordedOp(rule.name, opaque_zero(), getattr(canonical, "axis_names", None))
+        return rule_check.answer(form, question, numbers_at(canonical, step - 1, step), op)
 
     eager = taken(question, step)
     outputs = Answer(jax.jit(lambda *asked: taken(*asked).outputs)(question, step), [], [], [])

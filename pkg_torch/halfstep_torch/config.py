@@ -34,10 +34,10 @@ def from_config(config: str | Mapping[str, Any]) -> Callable[..., Optimizer]:
     name, arguments = read_config("from_config", config)
     package = vars(sys.modules["halfstep_torch"])
     public = {key: package[key] for key in package["__all__"]}
-    known = {
+    optimizers = {
         key: kind
         for key, kind in public.items()
         if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
     }
-    known["schedule_free_adamw"] = AdamWScheduleFree  # its name in JAX
-    return functools.partial(chosen("from_config", name, known, arguments), **arguments)
+    optimizers["schedule_free_adamw"] = AdamWScheduleFree  # its name in JAX
+    return functools.partial(chosen("from_config", name, optimizers, arguments), **arguments)

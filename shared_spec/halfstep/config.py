@@ -51,17 +51,17 @@ def read_config(caller: str, config: Any) -> tuple[str, dict[str, Any]]:
     )
 
 
-def chosen(caller: str, name: str, known: Mapping[str, T], arguments: Iterable[str]) -> T:
+def chosen(caller: str, name: str, optimizers: Mapping[str, T], arguments: Iterable[str]) -> T:
     """Return what has a name, whatever its case and underscores, once it takes the arguments.
 
     Raises:
         ValueError: if nothing has the name, or it lacks one of the arguments, or needs another.
     """
-    by_name = {_plain(other): other for other in known}
+    by_name = {_plain(other): other for other in optimizers}
     if _plain(name) not in by_name:
-        names = ", ".join(sorted(known))
+        names = ", ".join(sorted(optimizers))
         raise ValueError(f"{caller}: {name!r} names no optimizer. Use one of {names}.")
-    found = known[by_name[_plain(name)]]
+    found = optimizers[by_name[_plain(name)]]
     parameters = inspect.signature(found).parameters
     takes = [key for key in parameters if key not in ("params", "self")]
     for key in arguments:

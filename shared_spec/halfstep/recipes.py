@@ -156,8 +156,8 @@ def _check_arguments(
         in_units = getattr(fmt, "relative", 0)
         if name in options and (moment is None or (len(moments) > 2 and in_units and not moment.unit)):
             raise TypeError(
-                f"{caller}: {name}={getattr(fmt, 'text', fmt)!r} is for Adam and LAMB. "
-                f"Use {'=..., '.join(of_argument)}=..., or recipe={_names(_known(moments, stores_weights))}."
+                f"{caller}: {name}={getattr(fmt, 'text', fmt)!r} is for Adam and LAMB. Use "
+                f"{'=..., '.join(of_argument)}=..., or recipe={_names(_offered(moments, stores_weights))}."
             )
     if "param_storage" in options and not stores_weights:
         _refuse_storage(caller, f"param_storage={options['param_storage']!r}")
@@ -175,16 +175,16 @@ def settings(
     `beside` are arguments that are given. Weights that are fed back go into the moment before it is stored,
     so that no error of storing it is known to the update: it is rounded stochastically (contract A21).
     """
-    recipes, known = _recipes(), _known(moments, stores_weights)
+    recipes, offered = _recipes(), _offered(moments, stores_weights)
     recipe = next((name for name, x in recipes.items() if x is recipe), recipe)
     if not isinstance(recipe, str):
-        raise TypeError(f"{caller}: recipe={recipe!r} is not a recipe. Use {_names(known)}.")
+        raise TypeError(f"{caller}: recipe={recipe!r} is not a recipe. Use {_names(offered)}.")
     if recipe in recipes and "param_storage" in recipes[recipe] and not stores_weights:
         _refuse_storage(caller, f"recipe={recipe!r}")
-    if recipe not in known:
+    if recipe not in offered:
         why = "does not apply: it is for Adam and LAMB" if recipe in recipes else "is not a recipe"
-        meant = "" if recipe in recipes else did_you_mean(recipe, known)
-        raise ValueError(f"{caller}: recipe={recipe!r} {why}. {meant}Use {_names(known)}.")
+        meant = "" if recipe in recipes else did_you_mean(recipe, offered)
+        raise ValueError(f"{caller}: recipe={recipe!r} {why}. {meant}Use {_names(offered)}.")
     chosen = recipes[recipe]
     given = {name: x for name, x in chosen.items() if name == "param_storage"}
     for moment in moments:
@@ -211,7 +211,7 @@ def _recipes() -> dict[str, Mapping[str, Any]]:
     return {name: x for name, x in globals().items() if isinstance(x, types.MappingProxyType)}
 
 
-def _known(moments: Sequence[Moment], stores_weights: bool) -> list[str]:
+def _offered(moments: Sequence[Moment], stores_weights: bool) -> list[str]:
     """Return the names of the recipes that have a format for each of some moments."""
     return [
         name

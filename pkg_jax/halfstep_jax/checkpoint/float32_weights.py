@@ -55,14 +55,14 @@ def float32_params(params: Any, state: Any) -> Any:
     caller = "float32_params"
     extras = _all_extras(caller, params, state)
 
-    def known(name, p):
+    def in_float32(name, p):
         check_weight(caller, name, p)
         if is_wide(p) or name not in extras:
             return jnp.asarray(p).astype(jnp.float32)
         rule, array = extras[name]
         return rule.join(p, array)
 
-    return _map_named(known, params)
+    return _map_named(in_float32, params)
 
 
 def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
@@ -104,16 +104,16 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
             new_params[name] = round_and_cast(w, p.dtype.name, None)
     params = _map_named(lambda name, p: new_params[name], params)
 
-    def renew(part):
-        if isinstance(part, RoundStochasticallyState):
-            return part._replace(narrowest=narrowest(params))
-        rule = _keeper(part)
+    def renew(inner):
+        if isinstance(inner, RoundStochasticallyState):
+            return inner._replace(narrowest=narrowest(params))
+        rule = _keeper(inner)
         if rule is None:
-            return part
-        tree = _map_named(new_extras.get, _extras_of(part, rule))
-        if isinstance(part, Mapping):
-            return {**part, rule.extra_field: tree}
-        return part._replace(**{rule.extra_field: tree})
+            return inner
+        tree = _map_named(new_extras.get, _extras_of(inner, rule))
+        if isinstance(inner, Mapping):
+            return {**inner, rule.extra_field: tree}
+        return inner._replace(**{rule.extra_field: tree})
 
     return params, jax.tree.map(
         renew, state, is_leaf=lambda x: _keeps(x) or isinstance(x, RoundStochasticallyState)

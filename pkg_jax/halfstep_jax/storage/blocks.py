@@ -148,7 +148,7 @@ def unpack(
 
 
 def kept_for_kernels(codes: jax.Array) -> jax.Array:
-    """Return codes that are unpacked, or not packed yet: on a CPU in memory, byte by byte.
+    """Return unpacked codes, which a CPU keeps as bytes between kernels.
 
     There XLA takes elements one at a time wherever it packs or unpacks, with all that is in the same kernel.
     """
