@@ -25,7 +25,7 @@ from torch import Tensor
 # Seconds of a compilation after which it is said what is waited for.
 _PATIENCE = 2.0
 # Each is asked for: the first is not documented by GCC, the second is new in GCC 12.
-_QUICKER = ("-mtune-ctrl=^inter_unit_moves_to_vec", "-mmove-max=512")
+_QUICKER = ("-mtune-ctrl=^inter_unit_moves_to_vec", "-mmove-max=256")
 _LOG = logging.getLogger("halfstep_torch")
 # Options that decide bits, which a user may have set otherwise for other code.
 _EXACT_ON_CPU = {
@@ -229,9 +229,9 @@ def compile_options(device: torch.device, of_integers: bool = False) -> dict:
     if of_integers and _has(config, "cpp.simdlen"):
         options["cpp.simdlen"] = 1
     # A step has more constants than there are registers; g++ makes the others anew in every turn, by two
-    # instructions each, unless it is told to read them from memory, which takes none. And Inductor's vectors
-    # of integers pass through memory: g++ writes their halves, and the processor waits for these before it
-    # reads the whole. Moved whole, without waiting, a step takes half of the time.
+    # instructions each, unless it is told to read them from memory, which takes none. And without AVX-512
+    # Inductor's vectors of integers pass through memory: g++ writes their halves, and the processor waits for
+    # these before it reads the whole. Moved whole, without waiting, a step takes half of the time.
     flags = ["native", "-ftree-loop-vectorize", *filter(_accepted, _QUICKER)]
     return options | {"cpp.march": " ".join(flags)}
 
