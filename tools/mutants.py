@@ -240,9 +240,10 @@ def _test(tests: list[str]) -> None:
     code = 1
     try:
         os.chdir(TREE)
-        sys.path[:0] = [str(TREE / folder) for folder in ("shared_spec", "pkg_jax", "pkg_torch")]
+        # The tree itself, as `python -m pytest` has it: processes that tests start look for them there.
+        sys.path[:0] = [str(TREE / folder) for folder in ("shared_spec", "pkg_jax", "pkg_torch", "")]
         sys.path_importer_cache.clear()  # of folders that were not there yet
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:3])
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:4])
         sys.dont_write_bytecode = True
         said = os.open(TREE / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(said, 1)

@@ -8,6 +8,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import pytest
 import torch
 
 
@@ -62,6 +63,8 @@ def test_lerobot_builds_ours_by_its_registered_name(monkeypatch):
         told = hs.AdamW(model.named_parameters(), recipe="one_pass", seed=0)
         assert str(group["halfstep"]) == str(told.param_groups[0]["halfstep"])
     assert type(Registry.kinds["halfstep"](optimizer="lion").build(model.parameters())) is hs.Lion
+    with pytest.raises(TypeError, match="one of the params is list"):  # names and groups do not mix
+        config.build({"actor": list(model.parameters()), "temperature": model.weight})
 
 
 def test_torchtitan_builds_ours_by_name_and_its_own(monkeypatch):
