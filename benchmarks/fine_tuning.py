@@ -3,11 +3,11 @@
     make fine-tuning
     python benchmarks/fine_tuning.py [--only TEXT ...] [--json benchmarks/results/NAME.json]
 
-A transformer of 0.12 million parameters is trained in float32 on the source of Python's standard library, as
-characters. Its weights are rounded to bfloat16, and every row goes on from there on other text, Python's
-documentation in English: AdamW, 150 steps of 4 x 64 characters, a warm-up of 15, a cosine to 0, three seeds
-of batches and random words. Products are of float32 copies of the weights, so rows differ in how weights and
-state are kept alone.
+A transformer of 0.43 million parameters is trained in float32 on the source of Python's standard library, as
+characters, at a rate that stays and falls to 0 in the last fifth of the steps. Its weights are rounded to
+bfloat16, and every row goes on from there on other text, Python's documentation in English: AdamW, 150 steps
+of 4 x 64 characters, a warm-up of 15, a cosine to 0, three seeds of batches and random words. Products are of
+float32 copies of the weights, so rows differ in how weights and state are kept alone.
 
 Printed are mean and standard deviation over seeds. *loss*: on validation text, in nats per character, less
 that of the float32 run. *KL*: of the float32 run's model to this one, nats per character. *moved*: the share
@@ -29,6 +29,7 @@ import pathlib
 import statistics
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,7 +49,7 @@ from recipe import Recipe
 from recipe import Row as Weights
 
 RATES, SEEDS, STEPS, WARM_UP, BATCH = ("1e-5", "1e-6"), 3, 150, 15, 4
-BEFORE = Recipe(layers=2, heads=4, width=64, context=64, batch=8, steps=4000, learning_rate=1e-3)
+BEFORE = Recipe(layers=2, heads=4, width=128, context=64, batch=8, steps=12000, learning_rate=1e-3)
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"), "halfstep-fine-tuning")
 CHARACTERS = 128  # of ASCII; others are question marks
 DECAY = 0.01
@@ -140,6 +141,14 @@ def warm_and_fall(optimizer: torch.optim.Optimizer, warm_up: int, steps: int):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
+def warm_and_stay(optimizer: torch.optim.Optimizer, warm_up: int, steps: int):
+    """Return a scheduler: linear from 0 to the optimizer's rate, and linear to 0 in the last fifth."""
+    last = max(1, steps // 5)
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm_up, 1, (steps - step) / last)
+    )
+
+
 def pretrained() -> dict[str, torch.Tensor]:
     """Return the weights that all rows start from; train them where no run has kept them."""
     kept = CACHE / f"{BEFORE.layers}x{BEFORE.width}-{BEFORE.steps}.pt"
@@ -148,14 +157,15 @@ def pretrained() -> dict[str, torch.Tensor]:
     CACHE.mkdir(parents=True, exist_ok=True)
     model = train_torch.make_model(BEFORE, Weights("float32", "float32", "none"), CHARACTERS)
     optimizer = _torch(list(model.named_parameters()), BEFORE.learning_rate, 0)
-    scheduler = warm_and_fall(optimizer, 100, BEFORE.steps)
+    scheduler = warm_and_stay(optimizer, 100, BEFORE.steps)
     parts = (model, optimizer, scheduler)
     partly = kept.with_suffix(".part")
-    done = 0
+    done, spent = 0, 0.0
     if partly.exists():
-        done, *states = torch.load(partly)
+        done, spent, *states = torch.load(partly)
         for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)
+    start = time.process_time()
     batches = library().batches(BEFORE.steps, BEFORE.batch, BEFORE.context, BEFORE.seed)
     for step, pair in enumerate(tqdm(batches, total=BEFORE.steps, desc="pretraining"), 1):
         if step <= done:
@@ -165,8 +175,10 @@ def pretrained() -> dict[str, torch.Tensor]:
         loss.backward()
         optimizer.step()
         scheduler.step()
-        if step % 250 == 0:
-            torch.save((step, *(part.state_dict() for part in parts)), partly)
+        if step % 100 == 0:
+            seconds = spent + time.process_time() - start
+            tqdm.write(f"{step} steps, {seconds:.0f} s of processor time, loss {loss.item():.3f}", sys.stderr)
+            torch.save((step, seconds, *(part.state_dict() for part in parts)), partly)
     torch.save({name: w.detach().to(torch.bfloat16).float() for name, w in model.named_parameters()}, kept)
     return torch.load(kept)
 
@@ -301,8 +313,9 @@ def claims(rows: list[dict[str, Any]]) -> dict[str, bool]:
                 f"{rate}: stochastic and fed back move all of it, within a tenth": all(
                     abs(row["proj"] - 1) < 0.1 for row in (stochastic, fed_back)
                 ),
-                f"{rate}: both have under a tenth of the KL of nearest": max(stochastic["KL"], fed_back["KL"])
-                < nearest["KL"] / 10,
+                f"{rate}: both have under a quarter of the KL of nearest": all(
+                    row["KL"] < nearest["KL"] / 4 for row in (stochastic, fed_back)
+                ),
                 f"{rate}: split8 is nearest of all 16-bit weights": split8["dist"]
                 == min(row["dist"] for (r, name), row in of.items() if r == rate and FLOAT32 not in name),
             }
@@ -316,9 +329,9 @@ def main() -> int:
     rows = summary(runs)
     head = "rate | <weights | loss over float32 | KL, 1/1000 | moved | dist | proj"
     report.print_table(head, map(cells, rows))
-    return report.finish(
-        claims(rows), {"date": f"{datetime.date.today()}", "rows": rows, "runs": runs}, arguments.json
-    )
+    before = {"parameters": sum(w.numel() for w in pretrained().values()), **dataclasses.asdict(BEFORE)}
+    record = {"date": f"{datetime.date.today()}", "before": before, "rows": rows, "runs": runs}
+    return report.finish(claims(rows), record, arguments.json)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,14 @@ def test_what_weights_fed_back_gain_is_said_as_recorded(tables):
     assert f"| {' | '.join(cells)} |" in house
 
 
+def test_the_model_that_is_fine_tuned_is_of_the_size_that_its_page_says(tables):
+    before = json.loads(tables.newest("fine_tuning-cpu").read_text())["before"]
+    characters = before["steps"] * before["batch"] * before["context"]
+    said = " ".join((ROOT / "docs" / "how-to" / "lost-updates.md").read_text().split())
+    assert f"a transformer of {before['parameters'] / 1e6:.2f} million parameters in float32" in said
+    assert f"on {characters / 1e6:.1f} million characters of Python code" in said
+
+
 def test_no_made_up_gradients_and_no_long_run_are_worse_by_weights_fed_back(tables):
     page, house = (" ".join(x.split()) for x in (FED_BACK, (ROOT / "docs" / "maintaining.md").read_text()))
     of = tables.rows("scenarios-cpu", "results")
