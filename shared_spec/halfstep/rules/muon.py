@@ -86,7 +86,7 @@ class OfMatrices(Rule):
     def trial_shape(self) -> tuple[int, ...]:
         """A shape that has the axes which are declared."""
         axes = [*axes_of(self.reduction_axis), *axes_of(self.output_axis)]
-        return (2,) * max(2, *(axis + 1 if axis >= 0 else -axis for axis in axes))
+        return (2,) * max(2, *(max(axis + 1, -axis) for axis in axes))
 
 
 class Orthogonalize(OfMatrices):
