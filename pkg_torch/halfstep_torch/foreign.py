@@ -50,7 +50,7 @@ def round_weights(
 
     Rounds each weight once per step. While a piece is stepped, its weights and gradients are in float32: 8
     bytes for each element of the piece, or of the longest parameter. A CPU keeps that memory for the next
-    step. On one thread of a CPU a compiled step takes 1.5 to 1.8 times as long as torch's AdamW on float32
+    step. On one thread of a CPU a compiled step takes 1.4 to 1.7 times as long as torch's AdamW on float32
     weights, an eager step 1.8 to 2.7 times; of RAdam 1.3 to 1.6 and 1.4 to 2.3 times. The kernel is compiled
     once on a machine. Where it is stored, "auto" steps by it from the first step on.
 
