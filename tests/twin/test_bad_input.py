@@ -47,6 +47,7 @@ VALUES = {
             "Use words in [0, 2^32), or an integer.",
         ),
         ({"mu_dtype": "float64"}, f"mu_dtype='float64' {MU}"),
+        ({"mu_dtype": object}, f"mu_dtype=object {MU}"),  # numpy.object warns
         ({"nu_dtype": "complex64"}, f"nu_dtype='complex64' {NU}"),
         ({"nu_dtype": torch.int32}, f"nu_dtype=int32 {NU}"),
         ({"mu_dtype": "int8"}, f'mu_dtype=int8 {NO_SCALE} Use scaled("int8").'),

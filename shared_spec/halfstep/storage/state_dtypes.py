@@ -146,7 +146,7 @@ def as_format(caller: str, argument: str, dtype: Any) -> Format:
             f"{caller}: {argument}={name} cannot hold a moment without a block scale. "
             f'Use scaled("{way_out}").'
         )
-    known = () if hasattr(np, name) else (*PLAIN_CODES, *SCALED_CODES, *CODEBOOK_CODES)
+    known = () if name in np.sctypeDict else (*PLAIN_CODES, *SCALED_CODES, *CODEBOOK_CODES)
     signed = ("float8", "int") if second else ()
     meant = did_you_mean(name, [x for x in known if not x.startswith(signed)])
     given = repr(dtype) if isinstance(dtype, str) else name
