@@ -303,7 +303,7 @@ def claims(rows: list[dict[str, Any]]) -> dict[str, bool]:
     """Return what the table must show, by sentence; a sentence about a row that was left out is left out."""
     of = {(row["rate"], row["name"]): row for row in rows}
     held: dict[str, bool] = {}
-    for rate in RATES:
+    for rate, share in zip(RATES, (10, 4), strict=True):
         with contextlib.suppress(KeyError):
             nearest, stochastic, fed_back, split8 = (
                 of[rate, name] for name in (NEAREST, STOCHASTIC, FED_BACK, SPLIT8)
@@ -313,8 +313,8 @@ def claims(rows: list[dict[str, Any]]) -> dict[str, bool]:
                 f"{rate}: stochastic and fed back move all of it, within a tenth": all(
                     abs(row["proj"] - 1) < 0.1 for row in (stochastic, fed_back)
                 ),
-                f"{rate}: both have under a quarter of the KL of nearest": all(
-                    row["KL"] < nearest["KL"] / 4 for row in (stochastic, fed_back)
+                f"{rate}: both have under 1/{share} of the KL of nearest": all(
+                    row["KL"] < nearest["KL"] / share for row in (stochastic, fed_back)
                 ),
                 f"{rate}: split8 is nearest of all 16-bit weights": split8["dist"]
                 == min(row["dist"] for (r, name), row in of.items() if r == rate and FLOAT32 not in name),
