@@ -133,6 +133,7 @@ class _Group:
 """
 
 
+@pytest.mark.slow
 def test_a_run_notes_the_lines_that_its_tests_run_in_other_processes_too(monkeypatch, tmp_path):
     file, folder = f"{line_map.PACKAGES[0]}/signs.py", tmp_path / "map"
     tests = TESTS.format(file=str(tmp_path / file))
