@@ -324,7 +324,6 @@ class RoundedWeights(torch.optim.Optimizer):
                     **self._optimizer.state[copy],
                     _COUNT: state[i][_COUNT].to("cpu", copy=True),
                 }
-        self._forget()
         for group, own, saved in zip(self._optimizer.param_groups, self.param_groups, groups, strict=True):
             own.update(_entries(group), **{_SEED: saved[_SEED]})
 

@@ -171,8 +171,9 @@ def test_a_run_goes_on_from_its_state_dict_to_the_bit():
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     file.seek(0)
     saved, other = torch.load(file, weights_only=True), net()
-    other.load_state_dict(saved["model"])
     resumed = hs.round_weights(torch.optim.AdamW(other.parameters(), lr=5.0), seed=1)
+    train(other, resumed, 2)  # as often as the other, by words of another seed
+    other.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["optimizer"])
     assert equal(run, train(other, resumed, 2, first=2))
 
