@@ -8,7 +8,7 @@ kept         what the state and the rows hold anyhow, and no gradient
 import functools
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from halfstep_torch.streamed_state import Streaming, in_pieces, streamed_slots_o
 
 # Entries of a group that no link reads: parameters and their names are part of the key.
 _NOT_NUMBERS = ("params", "param_names", HEADER)
+_DTYPE, _SHAPE = operator.attrgetter("dtype"), operator.attrgetter("shape")
 _UNCHANGING = (bool, int, float, str, type(None), torch.dtype)
 
 Parameters = Sequence[tuple[int, str, Tensor]]
@@ -39,26 +40,41 @@ Parameters = Sequence[tuple[int, str, Tensor]]
 class Key(NamedTuple):
     """What makes a launch stale: of every parameter with a gradient, in their order.
 
+    Fields are read and compared item by item at every step. Nothing is collected on the way: tuples for a
+    thousand parameters would start Python's garbage collector nine times in a step.
+
     Attributes:
-        weights: where they are in memory, which tells their device, and what. Whose they are, the arrays say.
-        grads: what they are, beside their weights. Their addresses are no part: rows find them anew at every
-            step, and keep none.
-        names: of the state arrays.
-        arrays: where they are in memory, and what.
-        shards: meshes and placements of weights and of gradients, as far as they are DTensors.
-        counts: how much more often than the first it was stepped: those of equal counts go together.
+        counts: one list: how much more often than the first each was stepped. Equal counts go together.
+        names: one list: of the state arrays.
+        shards: one list: meshes and placements of weights and of gradients, as far as they are DTensors.
         choice: whether steps are compiled.
         threads: of the CPU, which Inductor writes into a kernel.
+        weight_classes: of what class weights are; `grad_classes` of gradients.
+        weight_memory: addresses, which tell the device too. Those of gradients are no part: rows find them
+            anew at every step, and keep none. Whose memory it is, the arrays say.
+        weight_dtypes, weight_shapes, weight_strides: of weights.
+        grad_dtypes, grad_shapes, grads_in_order: of gradients; whether they are row-major.
+        arrays: which objects the state arrays are; then their addresses, dtypes and shapes.
     """
 
-    weights: list[tuple]
-    grads: list[tuple]
-    names: list[str]
-    arrays: list[tuple]
-    shards: list[tuple]
-    counts: list[int]
-    choice: bool | str
-    threads: int
+    counts: Iterable[list[int]]
+    names: Iterable[list[str]]
+    shards: Iterable[list]
+    choice: Iterable[bool | str]
+    threads: Iterable[int]
+    weight_classes: Iterable[type]
+    grad_classes: Iterable[type]
+    weight_memory: Iterable[int]
+    weight_dtypes: Iterable[torch.dtype]
+    weight_shapes: Iterable[torch.Size]
+    weight_strides: Iterable[tuple[int, ...]]
+    grad_dtypes: Iterable[torch.dtype]
+    grad_shapes: Iterable[torch.Size]
+    grads_in_order: Iterable[bool]
+    arrays: Iterable[int]
+    array_memory: Iterable[int]
+    array_dtypes: Iterable[torch.dtype]
+    array_shapes: Iterable[torch.Size]
 
 
 class Launch:
@@ -108,9 +124,11 @@ class Launch:
             return False
         try:
             key, self._steps = _key_of(listed, optimizer.state, optimizer._compile.choice)
+            # Equal counts and names, which come first, are equally many items of all else.
+            same = all(map(operator.eq, self._key, itertools.chain(*key)))
         except Exception:  # what is wrong with it, the build says
             return False
-        return key == self._key and all(action.stays() for action in self._actions)
+        return same and all(action.stays() for action in self._actions)
 
     def renew(self, optimizer: Any, scale: float | None) -> bool:
         """Have the counts and groups of a step, after `holds`; return False if it is to be built anew.
@@ -216,7 +234,8 @@ class Launch:
         self._groups = {i: (read, _Entries(optimizer.param_groups[i], read)) for i, read in reads.items()}
         elements = ((batch, sum(slot.param.numel() for slot in batch.slots)) for batch in self.batches)
         self._eager = [(batch.device, n) for batch, n in elements if not batch.kernels]
-        self._key, _ = _key_of(self._listed, optimizer.state, optimizer._compile.choice)
+        key, _ = _key_of(self._listed, optimizer.state, optimizer._compile.choice)
+        self._key = [*itertools.chain(*key)]
 
 
 class _Entries:
@@ -251,22 +270,28 @@ def _key_of(
     steps = [state["step"].item() + 1 for state in held]
     if steps and max(steps) > LAST_STEP:
         steps = [min(step, LAST_STEP) for step in steps]
-    shards, ids = [], [*map(id, arrays)]
-    types = [*map(type, (*weights, *grads))]
+    shards, given = [], (weights, grads, arrays)
     if not are_plain((*weights, *grads, *arrays)):
         shards = [where for where in map(sharding, (*weights, *grads)) if where]
-        weights, grads, arrays = ([*map(local_part, tensors)] for tensors in (weights, grads, arrays))
+        weights, grads, arrays = ([*map(local_part, tensors)] for tensors in given)
     key = Key(
-        [(cls, p.data_ptr(), p.dtype, p.shape, p.stride()) for cls, p in zip(types, weights, strict=False)],
-        [
-            (cls, g.dtype, g.shape, g.is_contiguous())
-            for cls, g in zip(types[len(weights) :], grads, strict=True)
-        ],
-        [*itertools.chain.from_iterable(held)],
-        [(of, x.data_ptr(), x.dtype, x.shape) for of, x in zip(ids, arrays, strict=True)],
-        shards,
-        [step - steps[0] for step in steps],
-        choice,
-        torch.get_num_threads(),
+        counts=[[step - steps[0] for step in steps]],
+        names=[[*itertools.chain.from_iterable(held)]],
+        shards=[shards],
+        choice=[choice],
+        threads=[torch.get_num_threads()],
+        weight_classes=map(type, given[0]),
+        grad_classes=map(type, given[1]),
+        weight_memory=map(Tensor.data_ptr, weights),
+        weight_dtypes=map(_DTYPE, weights),
+        weight_shapes=map(_SHAPE, weights),
+        weight_strides=map(Tensor.stride, weights),
+        grad_dtypes=map(_DTYPE, grads),
+        grad_shapes=map(_SHAPE, grads),
+        grads_in_order=map(Tensor.is_contiguous, grads),
+        arrays=map(id, given[2]),
+        array_memory=map(Tensor.data_ptr, arrays),
+        array_dtypes=map(_DTYPE, arrays),
+        array_shapes=map(_SHAPE, arrays),
     )
     return key, steps
