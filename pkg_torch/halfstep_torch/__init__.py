@@ -15,24 +15,24 @@ from halfstep import Rule, decay_rate, moment, number, option, recipes
 from halfstep.random_words import Role, leaf_id
 from halfstep.version import __version__ as __version__
 from halfstep_torch import integrations as integrations
-from halfstep_torch.cast import cast_model
-from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.float32_state import float32_state_dict, load_float32_state_dict
 from halfstep_torch.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_torch.checkpoint.save_state import load_state, save_state
-from halfstep_torch.config import from_config
-from halfstep_torch.description import describe
-from halfstep_torch.diagnosis import diagnose
-from halfstep_torch.foreign import round_weights
+from halfstep_torch.checkpoint.weights_in_codes import StoredParam, stored_params
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
-from halfstep_torch.memory_report import memory_report
-from halfstep_torch.monitor import Monitor
-from halfstep_torch.names import register_names
+from halfstep_torch.integrations.config import from_config
+from halfstep_torch.integrations.foreign import round_weights
+from halfstep_torch.integrations.weight_averages import ema_params
+from halfstep_torch.leaves.found_names import register_names
+from halfstep_torch.links.chain import chain
 from halfstep_torch.numbers.random_words import random_words
 from halfstep_torch.numbers.rounding import round_to
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rule_check import check_rule
+from halfstep_torch.report.description import describe
+from halfstep_torch.report.diagnosis import diagnose
+from halfstep_torch.report.memory_report import memory_report
+from halfstep_torch.report.monitor import Monitor
 from halfstep_torch.rules.adafactor import (
     Adafactor,
     clip_by_block_rms,
@@ -49,6 +49,7 @@ from halfstep_torch.rules.lion import Lion, scale_by_lion
 from halfstep_torch.rules.muon import Muon, scale_by_muon
 from halfstep_torch.rules.muon_split import MatrixAxes, muon_groups
 from halfstep_torch.rules.rms import scale_by_rms
+from halfstep_torch.rules.rule_check import check_rule
 from halfstep_torch.rules.schedule_free import scale_by_schedule_free
 from halfstep_torch.rules.store_state import store_state
 from halfstep_torch.rules.trace import SGD, trace
@@ -57,10 +58,9 @@ from halfstep_torch.rules.weight_decay import add_decayed_weights
 from halfstep_torch.schedule_free import AdamWScheduleFree, schedule_free_eval_params
 from halfstep_torch.storage.relative import relative
 from halfstep_torch.storage.state_dtypes import codebook, scaled
-from halfstep_torch.weight_averages import ema_params
+from halfstep_torch.weights.cast import cast_model
 from halfstep_torch.weights.narrow_weights import compensate, round_stochastically
 from halfstep_torch.weights.wide_weights import keep_master_params, split_params
-from halfstep_torch.weights_in_codes import StoredParam, stored_params
 
 __all__ = [
     "SGD",

@@ -21,13 +21,13 @@ from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import count
 from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, send, sharing_streams
-from halfstep_torch.leaves import has_memory
+from halfstep_torch.leaves.memory import has_memory
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
 from halfstep_torch.sharded.cut_blocks import CutBlocks
 from halfstep_torch.sharded.exchange import Gathering, meshes_of, talking_meshes
 from halfstep_torch.sharded.run import exchange_all, step_apart
 from halfstep_torch.sharded.slots import slots_of
-from halfstep_torch.streamed_state import Streaming, in_pieces, streamed_slots_of
+from halfstep_torch.sharded.streamed_state import Streaming, in_pieces, streamed_slots_of
 
 # Entries of a group that no link reads: parameters and their names are part of the key.
 _NOT_NUMBERS = ("params", "param_names", HEADER)

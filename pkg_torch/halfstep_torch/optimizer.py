@@ -10,7 +10,6 @@ from torch import Tensor
 
 from halfstep.rule import Rule
 from halfstep.rules.named import Named
-from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.distributed.agreement import Attempt
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.group_checks import check_choices, choices_of, read_group, settle_new_group
@@ -20,15 +19,16 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import SignalsWait, call_untraced, undisturbed
 from halfstep_torch.engine.step_warnings import look_around, warn_of_nothing
 from halfstep_torch.launch import Launch, Parameters
-from halfstep_torch.leaves import check_params
-from halfstep_torch.link import Link
-from halfstep_torch.names import with_names_found
+from halfstep_torch.leaves.checks import check_params
+from halfstep_torch.leaves.found_names import with_names_found
+from halfstep_torch.links.chain import Chain, ChainByOptions, chain
+from halfstep_torch.links.link import Link
 from halfstep_torch.optimizer_state.byte_form import pickled, unpickled
 from halfstep_torch.optimizer_state.group_entries import NamedMembers, parameter_names
 from halfstep_torch.saved_state import load, may_make_state, with_headers
 from halfstep_torch.sharded.agreement import Agreement
 from halfstep_torch.sharded.exchange import meshes_of
-from halfstep_torch.streamed_state import is_kept_on_host
+from halfstep_torch.sharded.streamed_state import is_kept_on_host
 
 _PICKLED = ("_tx", "_compile", "_schedule", "_choices", "_state_on_host", "_half_loaded", "nameless_before")
 

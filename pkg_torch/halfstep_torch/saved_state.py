@@ -23,7 +23,7 @@ from halfstep_torch.optimizer_state.state_dict import (
 from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.how_stepped import state_placements
 from halfstep_torch.sharded.slots import kept_at
-from halfstep_torch.streamed_state import is_streamed
+from halfstep_torch.sharded.streamed_state import is_streamed
 
 
 def with_headers(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from halfstep.checkpoint.header import SPEC_VERSION
 from halfstep.memory import RECIPES, bytes_per_weight, count_of, memory_table
 from halfstep.version import __version__
 
-_PACKAGES = {"jax": "halfstep_jax", "torch": "halfstep_torch"}
+_MACHINES = {"jax": "halfstep_jax.machine", "torch": "halfstep_torch.report.machine"}
 _DISTRIBUTIONS = {"jax": ("jax", "jaxlib", "optax"), "torch": ("torch",), "": ("numpy", "ml_dtypes")}
 # Enough elements for block scales, in blocks that the last axis does not divide.
 _SHAPE, _STEPS, _LEAF = (50, 100), 10, "layer/kernel"
@@ -150,7 +150,7 @@ def _recipe(name: str) -> str:
 
 def warm(names: Sequence[str]) -> int:
     """Compile what steps under recipes need, for images and clusters; all recipes where none is named."""
-    machine: Any = importlib.import_module("halfstep_torch.machine")
+    machine: Any = importlib.import_module(_MACHINES["torch"])
     for name in names or RECIPES:
         start = time.perf_counter()
         kept = machine.warm(getattr(recipes, name))
@@ -184,11 +184,11 @@ def main(argv: list[str] | None = None) -> int:
     print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}, ", end="")
     print(f"{os.cpu_count()} processors; {versions('')}")
     right = True
-    for framework, package in _PACKAGES.items():
+    for framework, module in _MACHINES.items():
         if importlib.util.find_spec(framework) is None:
             print(f"\n{framework} is not installed")
             continue
-        machine: Any = importlib.import_module(f"{package}.machine")
+        machine: Any = importlib.import_module(module)
         print(f"\n{versions(framework)}")
         notes = [newest.note(framework, _version(framework))]
         print("\n".join(f"  {line}" for line in (*filter(None, notes), *machine.about())), flush=True)

@@ -35,7 +35,7 @@ from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep.rules.sgd_fed_back import SGDFedBack
 from halfstep.rules.trust_ratio import ScaleByTrustRatio
 from halfstep_spec.vectors import WIDTHS, Array, Case
-from halfstep_torch.link import ParamInfo
+from halfstep_torch.links.link import ParamInfo
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm

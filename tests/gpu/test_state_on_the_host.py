@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import halfstep_torch as hs
-from halfstep_torch import streamed_state
+from halfstep_torch.sharded import streamed_state
 
 SHAPES = [(512, 1024), (300, 64), (9000,), (7,), ()]
 MAKES = {

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.link import Link
+from halfstep_torch.links.link import Link
 
 FP8 = hs.scaled("float8_e4m3fn", 16, 0, 0)
 

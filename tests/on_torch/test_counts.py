@@ -6,7 +6,7 @@ import torch
 import halfstep_torch as hs
 from halfstep_torch import launch
 from halfstep_torch.engine import batches
-from halfstep_torch.link import Link
+from halfstep_torch.links.link import Link
 from on_torch.steps import assert_same_snapshots, snapshot
 
 COUNTS = (0, 3, 3, 17, 900, 5, 60_000, 3)

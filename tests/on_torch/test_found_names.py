@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 import halfstep_torch as hs
-from halfstep_torch import names, say_once
+from halfstep_torch import say_once
+from halfstep_torch.leaves import found_names
 
 NAMES = ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_registered():
-    for known in (names._REGISTERED, names._TABLES, names._FOUND):
+    for known in (found_names._REGISTERED, found_names._TABLES, found_names._FOUND):
         known.clear()
     say_once.say_once.cache_clear()
 

@@ -178,7 +178,7 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     from halfstep_torch.engine.rows import Rows, Span
     from halfstep_torch.engine.slots import SlotColumns
     from halfstep_torch.engine.step_numbers import stream_keys
-    from halfstep_torch.link import ParamInfo
+    from halfstep_torch.links.link import ParamInfo
     from halfstep_torch.numbers.random_words import as_int32
 
     rule = hs.round_stochastically().bind("f", (), ParamInfo(torch.bfloat16, (8,)))

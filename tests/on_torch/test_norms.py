@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.link import as_link
+from halfstep_torch.links.link import as_link
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.op import STEP_OPS
 from on_torch.steps import UNIT, norm_bound, reals

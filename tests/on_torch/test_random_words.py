@@ -7,7 +7,7 @@ import torch
 import halfstep_spec as spec
 import halfstep_torch as hs
 from halfstep_spec.numbers.random_words import unmixed_words
-from halfstep_torch.leaves import leaf_name, leaf_names
+from halfstep_torch.leaves.names import leaf_name, leaf_names
 from halfstep_torch.numbers import random_words
 from halfstep_torch.numbers.random_words import leaf_keys, words_from
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.link import Link
+from halfstep_torch.links.link import Link
 from on_torch.steps import assert_same_snapshots, snapshot
 
 SHAPES = {"a.weight": (24, 40), "a.bias": (7,), "b.weight": (130, 64)}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch import rule_check
 from halfstep_torch.numbers import exact
 from halfstep_torch.numbers.op import GuardedOp, TorchOp
+from halfstep_torch.rules import rule_check
 
 COMPILED = [False, pytest.param(True, marks=pytest.mark.slow)]
 # Inductor's modules warn, as they are imported, of what torch itself has deprecated.

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch import streamed_state
-from halfstep_torch.streamed_state import Arena
+from halfstep_torch.sharded import streamed_state
+from halfstep_torch.sharded.streamed_state import Arena
 from on_torch.processes import in_processes
 from on_torch.sharded import RECIPES, SHAPES, Run, assert_same_bits, gradients, layouts
 

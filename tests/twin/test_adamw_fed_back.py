@@ -19,7 +19,7 @@ from halfstep_jax.numbers.schedules import peak_of
 from halfstep_jax.rule import LandedWeight as JaxWeight
 from halfstep_jax.xla.exact import opaque_zero
 from halfstep_spec.rules.adamw_fed_back import FedBack, FedBackRule
-from halfstep_torch.bound_rule import LandedWeight as TorchWeight
+from halfstep_torch.links.bound_rule import LandedWeight as TorchWeight
 from halfstep_torch.numbers.op import TorchOp
 
 B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.1

@@ -8,9 +8,9 @@ import pytest
 
 import halfstep.__main__ as command
 import halfstep_jax.machine
-import halfstep_torch.machine
+import halfstep_torch.report.machine
 
-MACHINES = (halfstep_jax.machine, halfstep_torch.machine)
+MACHINES = (halfstep_jax.machine, halfstep_torch.report.machine)
 
 
 def test_every_recipe_is_tried():

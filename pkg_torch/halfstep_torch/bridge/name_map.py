@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from halfstep_jax.leaves import named_leaves
-from halfstep_torch.leaves import leaf_names
+from halfstep_torch.leaves.names import leaf_names
 
 Shape = tuple[int, ...]
 

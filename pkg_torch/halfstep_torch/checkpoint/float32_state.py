@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.checkpoint.other_libraries import in_torch_form
 from halfstep_torch.distributed.collectives import gather_whole
 from halfstep_torch.distributed.placement import placed_copy
@@ -18,7 +17,8 @@ from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import SignalsWait
 from halfstep_torch.engine.step_numbers import stream_keys
-from halfstep_torch.leaves import leaf_names
+from halfstep_torch.leaves.names import leaf_names
+from halfstep_torch.links.bound_rule import BoundRule, StepMoment
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.form import (

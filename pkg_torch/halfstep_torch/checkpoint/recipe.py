@@ -6,9 +6,9 @@ from typing import Any
 
 from halfstep.checkpoint.header import Recipe, link_record
 from halfstep.rule import declared
-from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.link import Link
+from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.links.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.rules.store_state import StoreState
 from halfstep_torch.storage.stored_moment import StoredMoment, scale_key

@@ -17,8 +17,8 @@ from halfstep_torch.distributed.agreement import Attempt, agree
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole
 from halfstep_torch.distributed.shards import is_sharded, local_part, window_of
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.leaves import leaf_names
-from halfstep_torch.link import Link
+from halfstep_torch.leaves.names import leaf_names
+from halfstep_torch.links.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.form import HEADER

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep.recipes import settings
-from halfstep_torch.dry_run import try_rule
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
 from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import bind_rules
-from halfstep_torch.leaves import check_memory, check_weight
-from halfstep_torch.link import is_ours
-from halfstep_torch.names import with_names_found
+from halfstep_torch.leaves.checks import check_weight
+from halfstep_torch.leaves.found_names import with_names_found
+from halfstep_torch.leaves.memory import check_memory
+from halfstep_torch.links.dry_run import try_rule
+from halfstep_torch.links.link import is_ours
 from halfstep_torch.optimizer_state.form import HEADER
 from halfstep_torch.optimizer_state.group_entries import (
     check_decay,

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from halfstep.hyperparameters import PEAK_COUNTS
 from halfstep.storage.formats import Format
-from halfstep_torch.chain import Chain
 from halfstep_torch.engine.loss_scale import UNSCALE
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
-from halfstep_torch.link import Link, ParamInfo
+from halfstep_torch.links.chain import Chain
+from halfstep_torch.links.link import Link, ParamInfo
 from halfstep_torch.numbers.hyperparameters import nonnegative
 from halfstep_torch.say_once import say_once
 

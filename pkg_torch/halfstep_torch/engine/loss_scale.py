@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from halfstep.rule import number
-from halfstep_torch.link import Link
+from halfstep_torch.links.link import Link
 
 
 def _check_scale(caller: str, name: str, value: Any, number: float) -> None:

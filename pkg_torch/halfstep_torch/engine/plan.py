@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from halfstep.random_words import word_role
-from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.stage import Stage
-from halfstep_torch.link import Link, ParamInfo
+from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.links.link import Link, ParamInfo
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.blocks import blocks_of
 from halfstep_torch.storage.formats import with_blocks

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.random_words import word_role
-from halfstep_torch.bound_rule import BoundRule
+from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.numbers.norms import piece_length
 from halfstep_torch.numbers.random_words import field_on_top, whole_words, words_from
 from halfstep_torch.storage.blocks import Blocks

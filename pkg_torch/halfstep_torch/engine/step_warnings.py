@@ -12,8 +12,8 @@ from halfstep.diagnosis import RANGES, at_ends, outside_range
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.leaves import parameters_by_leaf
-from halfstep_torch.link import is_ours
+from halfstep_torch.leaves.names import parameters_by_leaf
+from halfstep_torch.links.link import is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.ends import count_at_ends

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from halfstep_torch.leaves import leaf_names
-from halfstep_torch.names import with_names_found
+from halfstep_torch.leaves.found_names import with_names_found
+from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.optimizer import Optimizer
 
 _OWNERS: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -13,7 +13,7 @@ from halfstep_torch.distributed.norms import clip, norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.gradients.after_backward import refuse_scaler, watch_clipping
 from halfstep_torch.gradients.hooks import claim, owner_of, release
-from halfstep_torch.leaves import check_grad
+from halfstep_torch.leaves.checks import check_grad
 from halfstep_torch.numbers.hyperparameters import bound
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.say_once import say_once

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lerobot.optim.optimizers import OptimizerConfig  # pyright: ignore[reportMissingImports]
 
-from halfstep_torch.config import from_config
+from halfstep_torch.integrations.config import from_config
 
 
 @OptimizerConfig.register_subclass("halfstep")

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from halfstep_torch.config import from_config
+from halfstep_torch.integrations.config import from_config
 from halfstep_torch.optimizer import Optimizer
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from halfstep_torch.leaves import leaf_names
+from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.numbers.random_words import fold
 from halfstep_torch.optimizer_state.form import HEADER
 

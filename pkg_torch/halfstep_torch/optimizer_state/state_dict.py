@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from halfstep.checkpoint.header import SPEC_VERSION, check_spec_version
-from halfstep_torch.chain import Chain
 from halfstep_torch.distributed.placement import placed_copy
 from halfstep_torch.distributed.shards import is_sharded, local_part
-from halfstep_torch.leaves import check_scale_bytes, leaf_names
+from halfstep_torch.leaves.checks import check_scale_bytes
+from halfstep_torch.leaves.names import leaf_names
+from halfstep_torch.links.chain import Chain
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer_state.form import (
     HEADER,

@@ -12,8 +12,8 @@ from halfstep.rule import number
 from halfstep.rules import adafactor as shared
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
-from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.link import link_of
+from halfstep_torch.links.chain import Chain, ChainByOptions, chain
+from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.group_entries import check_torch_options

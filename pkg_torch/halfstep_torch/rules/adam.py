@@ -10,7 +10,7 @@ from halfstep.rules.adam import ScaleByAdam
 from halfstep.rules.named import ADAM, ADAMW
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
-from halfstep_torch.link import link_of
+from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.rules.named import of_arguments

@@ -10,7 +10,7 @@ from halfstep.rules import clip as shared
 from halfstep_torch.distributed.norms import clip, clip_factors, norms_of_shards
 from halfstep_torch.distributed.shards import local_part, sharding
 from halfstep_torch.gradients.after_backward import refuse_freed
-from halfstep_torch.link import Link, link_of
+from halfstep_torch.links.link import Link, link_of
 from halfstep_torch.numbers import hyperparameters
 
 

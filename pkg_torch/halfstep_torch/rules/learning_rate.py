@@ -6,7 +6,7 @@ from typing import Any
 from halfstep.hyperparameters import check_nonnegative
 from halfstep.rule import number
 from halfstep.rules import learning_rate as shared
-from halfstep_torch.link import link_of
+from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.hyperparameters import nonnegative
 from halfstep_torch.numbers.schedules import Schedule
 

@@ -16,8 +16,8 @@ from halfstep.rules.muon_split import MatrixChoice
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
-from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.link import Link, ParamInfo, checked_rule, link_of
+from halfstep_torch.links.chain import Chain, ChainByOptions, chain
+from halfstep_torch.links.link import Link, ParamInfo, checked_rule, link_of
 from halfstep_torch.numbers.newton_schulz import newton_schulz
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer

@@ -9,8 +9,8 @@ from halfstep.hyperparameters import several
 from halfstep.rule import Rule
 from halfstep.rules import learning_rate, trace, trust_ratio, weight_decay
 from halfstep.rules.named import Named
-from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.link import Link, ParamInfo
+from halfstep_torch.links.chain import Chain, ChainByOptions, chain
+from halfstep_torch.links.link import Link, ParamInfo
 from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.seeds import as_seed
 from halfstep_torch.optimizer import Optimizer

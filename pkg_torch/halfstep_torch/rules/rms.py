@@ -1,6 +1,6 @@
 """The second moment alone. Contract: A16."""
 
 from halfstep.rules.rms import ScaleByRms
-from halfstep_torch.link import link_of
+from halfstep_torch.links.link import link_of
 
 scale_by_rms = link_of(ScaleByRms)

@@ -13,9 +13,9 @@ from torch import Tensor
 from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
 from halfstep.storage.moment_formats import Rounding, check_stored_state
-from halfstep_torch.bound_rule import BoundRule
-from halfstep_torch.chain import Chain, chain
-from halfstep_torch.link import Link, ParamInfo
+from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.links.chain import Chain, chain
+from halfstep_torch.links.link import Link, ParamInfo
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import WordSource

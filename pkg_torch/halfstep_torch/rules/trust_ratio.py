@@ -5,7 +5,7 @@ from typing import Any
 
 import halfstep.rules.trust_ratio as shared
 from halfstep.rule import number
-from halfstep_torch.link import Link, link_of
+from halfstep_torch.links.link import Link, link_of
 from halfstep_torch.rules.learning_rate import LEARNING_RATE
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import halfstep.rules.weight_decay as shared
 from halfstep.rule import Rule, option
-from halfstep_torch.link import Link, ParamInfo, checked_rule
+from halfstep_torch.links.link import Link, ParamInfo, checked_rule
 
 Mask = Callable[[str, Tensor], bool]
 

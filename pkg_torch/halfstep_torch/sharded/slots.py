@@ -22,7 +22,7 @@ from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot, new_count, whole_slot
-from halfstep_torch.leaves import check_state_array
+from halfstep_torch.leaves.checks import check_state_array
 from halfstep_torch.sharded.how_stepped import how_stepped, state_placements
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.state_array import StateArray

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from halfstep.rule import Rule
-from halfstep_torch.link import checked_rule
+from halfstep_torch.links.link import checked_rule
 from halfstep_torch.numbers.rounding import round_number, round_value
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.storage.state_array import StateArray

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from halfstep.random_words import Role
-from halfstep_torch.bound_rule import BoundRule
-from halfstep_torch.link import Link, ParamInfo, has_field
+from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.links.link import Link, ParamInfo, has_field
 from halfstep_torch.numbers.exact import is_tame
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.rounding import round_number

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from halfstep.weight_storage import check_param_storage
-from halfstep_torch.chain import Chain, chain
+from halfstep_torch.links.chain import Chain, chain
 from halfstep_torch.weights.narrow_weights import Compensate, RoundStochastically
 from halfstep_torch.weights.wide_weights import keep_master_params, split_params
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from halfstep.rule import Rule
 from halfstep.weights.split_weights import SplitWeight
-from halfstep_torch.chain import Chain, chain
-from halfstep_torch.link import checked_rule
+from halfstep_torch.links.chain import Chain, chain
+from halfstep_torch.links.link import checked_rule
 from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.rounding import round_number
 from halfstep_torch.storage.state_array import StateArray

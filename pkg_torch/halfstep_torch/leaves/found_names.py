@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from halfstep_torch.leaves import WRAPPERS, leaf_name
+from halfstep_torch.leaves.names import WRAPPERS, leaf_name
 from halfstep_torch.say_once import say_once
 
 _LOG = logging.getLogger("halfstep_torch")

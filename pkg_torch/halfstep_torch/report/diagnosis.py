@@ -17,8 +17,8 @@ from halfstep_torch.distributed.collectives import total_counts
 from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.gradients.hooks import named_leaves, owner_of
-from halfstep_torch.moment_probe import PAIRS, diagnose_moments, float32_moments
-from halfstep_torch.probe_steps import (
+from halfstep_torch.report.moment_probe import PAIRS, diagnose_moments, float32_moments
+from halfstep_torch.report.probe_steps import (
     NARROW,
     any_optimizer,
     compensated,

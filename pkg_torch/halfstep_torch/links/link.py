@@ -20,8 +20,8 @@ from halfstep.makers import docstring_of, published
 from halfstep.moments import fed_back
 from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, declared
-from halfstep_torch.bound_rule import BoundRule
-from halfstep_torch.entries import entries_of
+from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.links.entries import entries_of
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.op import NumbersOp

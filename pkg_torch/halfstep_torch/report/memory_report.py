@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from halfstep.memory_report import FLOAT32_ADAMW, GRADIENTS, WEIGHTS, MemoryReport
-from halfstep_torch.description import Bytes, array_bytes, is_frozen
 from halfstep_torch.distributed.shards import window_of
 from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.report.description import Bytes, array_bytes, is_frozen
 
 STEP = "step"
 """The count of a parameter, an int64."""

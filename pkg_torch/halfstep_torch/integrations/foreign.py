@@ -14,8 +14,9 @@ from halfstep_torch.engine.float32_copies import Float32Copies
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.plan import Stream
 from halfstep_torch.engine.step_numbers import KeysAhead
-from halfstep_torch.leaves import check_grad, check_weight, leaf_names
-from halfstep_torch.names import with_names_found
+from halfstep_torch.leaves.checks import check_grad, check_weight
+from halfstep_torch.leaves.found_names import with_names_found
+from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.form import check_form

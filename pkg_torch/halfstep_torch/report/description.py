@@ -21,7 +21,7 @@ from halfstep.rule import declared
 from halfstep.storage.formats import Format
 from halfstep_torch.distributed.shards import window_here, window_of
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.link import Link
+from halfstep_torch.links.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.how_stepped import state_placements

@@ -10,9 +10,9 @@ from torch import Tensor
 from halfstep import monitor
 from halfstep.monitor import corner
 from halfstep_torch.distributed.shards import local_part
-from halfstep_torch.moment_probe import PAIRS
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.probe_steps import NARROW, any_optimizer, is_moment, rounded_to_nearest
+from halfstep_torch.report.moment_probe import PAIRS
+from halfstep_torch.report.probe_steps import NARROW, any_optimizer, is_moment, rounded_to_nearest
 from halfstep_torch.storage.ends import count_at_ends
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_torch.checkpoint.float32_state import decoded_states
-from halfstep_torch.description import described
 from halfstep_torch.distributed.collectives import total_counts
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.probe_steps import NARROW, copy_of, is_moment, take_step
+from halfstep_torch.report.description import described
+from halfstep_torch.report.probe_steps import NARROW, copy_of, is_moment, take_step
 from halfstep_torch.storage.ends import count_at_ends
 
 PAIRS = {"exp_avg_sq": "exp_avg"}

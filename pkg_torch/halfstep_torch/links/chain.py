@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from halfstep.rule import Rule
-from halfstep_torch.link import Link, as_link
+from halfstep_torch.links.link import Link, as_link
 
 
 @dataclasses.dataclass(frozen=True)

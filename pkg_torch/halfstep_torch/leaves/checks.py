@@ -1,11 +1,7 @@
-"""The leaves of an optimizer: names of parameters, and what they, their gradients and their state must be.
+"""What parameters, their gradients and their state must be for a step."""
 
-Contract: W7.
-"""
-
-import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,54 +11,8 @@ from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 
-WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def leaf_name(name: str) -> str:
-    """Return the leaf name of a torch parameter: "." becomes "/", wrappers are dropped (contract W7).
-
-    Those of torch.compile, checkpointing and FSDP are dropped anywhere; "module", which may be a module's own
-    name, in front alone.
-
-    Example:
-        >>> leaf_name("module._orig_mod.encoder.0._checkpoint_wrapped_module.weight")
-        'encoder/0/weight'
-    """
-    parts, modules = _parts(name)
-    return "/".join(parts[modules:])
-
-
-def leaf_names(names: Sequence[str]) -> list[str]:
-    """Return the leaf names of the parameters of one model (contract W7).
-
-    Where two of them would agree but for "module" in front, each keeps what it has more of that.
-
-    Example:
-        >>> leaf_names(["module.weight", "module.module.weight", "module.bias"])
-        ['weight', 'module/weight', 'bias']
-    """
-    leaves = [leaf_name(name) for name in names]
-    if len(set(leaves)) == len(leaves):
-        return leaves
-    modules = [_parts(name)[1] for name in names]
-    fewest = dict(sorted(zip(leaves, modules, strict=True), reverse=True))
-    pairs = zip(leaves, modules, strict=True)
-    return [f"{'module/' * (count - fewest[leaf])}{leaf}" for leaf, count in pairs]
-
-
-def parameters_by_leaf(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the parameters of a model by their leaf names."""
-    named = dict(model.named_parameters())
-    return dict(zip(leaf_names(list(named)), named.values(), strict=True))
-
-
-def _parts(name: str) -> tuple[list[str], int]:
-    """Return the parts of a name without wrappers, and how many "module" stand in front."""
-    parts = [part for part in name.split(".") if part not in WRAPPERS]
-    return parts, next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)
 
 
 def check_weight(caller: str, name: str, param: Tensor) -> None:
@@ -87,63 +37,6 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
     repeated = any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True))
     if repeated and param.numel():
         raise ValueError(f"{caller}: elements of the weight {name!r} share memory. Pass a clone of it.")
-
-
-def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError if two weights lie over the same memory: one update would be lost."""
-    before: list[_Stretch] = []
-    here = ((name, local_part(param)) for name, param in named)
-    stretches = [_stretch(name, param) for name, param in here if param.numel() and has_memory(param)]
-    for stretch in sorted(stretches, key=lambda x: (x.device, x.start)):
-        before = [other for other in before if other.device == stretch.device and stretch.start < other.end]
-        for other in before:
-            if _overlap(other, stretch):
-                raise ValueError(
-                    f"{caller}: the weights {other.name!r} and {stretch.name!r} share memory, and one of "
-                    "their updates would be lost. Pass one of them, or a clone."
-                )
-        before.append(stretch)
-
-
-class _Stretch(NamedTuple):
-    """The memory from the first element of a weight to its last.
-
-    Attributes:
-        device: of the weight.
-        start: its first byte.
-        end: behind its last byte.
-        name: of the weight.
-        layout: shape and strides in bytes, the bytes of an element an axis more; None without gaps.
-    """
-
-    device: str
-    start: int
-    end: int
-    name: str
-    layout: tuple[tuple[int, ...], tuple[int, ...]] | None
-
-
-def has_memory(param: Tensor) -> bool:
-    """Whether a tensor lies anywhere: not on the meta device, nor under FakeTensorMode."""
-    return param.device.type != "meta" and not hasattr(param, "fake_mode")
-
-
-def _stretch(name: str, param: Tensor) -> _Stretch:
-    itemsize, start = param.element_size(), param.data_ptr()
-    shape, strides = (*param.shape, itemsize), (*(stride * itemsize for stride in param.stride()), 1)
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    has_gaps = extent != param.numel() * itemsize
-    return _Stretch(str(param.device), start, start + extent, name, (shape, strides) if has_gaps else None)
-
-
-def _overlap(a: _Stretch, b: _Stretch) -> bool:
-    """Whether a byte belongs to both of two stretches that overlap: what has gaps may stand between."""
-    if a.layout is b.layout is None:
-        return True
-    taken = torch.zeros(max(a.end, b.end) - a.start, dtype=torch.bool, device="cpu")
-    views = [taken.as_strided(*(x.layout or ((x.end - x.start,), (1,))), x.start - a.start) for x in (a, b)]
-    views[0].fill_(True)
-    return bool(views[1].any())
 
 
 def check_grad(caller: str, name: str, param: Tensor) -> None:

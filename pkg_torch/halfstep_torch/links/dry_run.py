@@ -8,8 +8,8 @@ from torch import Tensor
 
 from halfstep.moments import Moments, StepMoment
 from halfstep.step import updated
-from halfstep_torch.bound_rule import BoundRule
-from halfstep_torch.link import Link, ParamInfo
+from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.links.link import Link, ParamInfo
 from halfstep_torch.numbers.op import STEP_OPS, GuardedOp, tensor_numbers
 
 _SMALL = 8

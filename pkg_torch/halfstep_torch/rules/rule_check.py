@@ -11,11 +11,11 @@ from halfstep.moments import Moments, StepMoment
 from halfstep.numbers import Number, Origin
 from halfstep.rule import Rule
 from halfstep.rule_check import Answer, Question
-from halfstep_torch.bound_rule import BoundRule
-from halfstep_torch.dry_run import bare_update
 from halfstep_torch.engine.inductor import compile_options, compiling, find_cxx, own_code
 from halfstep_torch.engine.step_numbers import flat, number_places, unflat
-from halfstep_torch.link import ParamInfo, as_link
+from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.links.dry_run import bare_update
+from halfstep_torch.links.link import ParamInfo, as_link
 from halfstep_torch.numbers.op import GuardedOp, tensor_numbers
 
 _CPU = torch.device("cpu")

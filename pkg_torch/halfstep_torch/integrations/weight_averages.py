@@ -8,7 +8,7 @@ from torch import Tensor
 from halfstep.random_words import role_of
 from halfstep_torch.distributed.shards import local_part, window_of
 from halfstep_torch.engine.in_place import round_in_place
-from halfstep_torch.leaves import leaf_names
+from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.moments import DecayRate, ema
 from halfstep_torch.numbers.seeds import Seed, as_seed

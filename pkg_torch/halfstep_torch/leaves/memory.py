@@ -1,0 +1,66 @@
+"""The memory of parameters: which have any, and that no two of them share theirs."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.distributed.shards import local_part
+
+
+def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ValueError if two weights lie over the same memory: one update would be lost."""
+    before: list[_Stretch] = []
+    here = ((name, local_part(param)) for name, param in named)
+    stretches = [_stretch(name, param) for name, param in here if param.numel() and has_memory(param)]
+    for stretch in sorted(stretches, key=lambda x: (x.device, x.start)):
+        before = [other for other in before if other.device == stretch.device and stretch.start < other.end]
+        for other in before:
+            if _overlap(other, stretch):
+                raise ValueError(
+                    f"{caller}: the weights {other.name!r} and {stretch.name!r} share memory, and one of "
+                    "their updates would be lost. Pass one of them, or a clone."
+                )
+        before.append(stretch)
+
+
+class _Stretch(NamedTuple):
+    """The memory from the first element of a weight to its last.
+
+    Attributes:
+        device: of the weight.
+        start: its first byte.
+        end: behind its last byte.
+        name: of the weight.
+        layout: shape and strides in bytes, the bytes of an element an axis more; None without gaps.
+    """
+
+    device: str
+    start: int
+    end: int
+    name: str
+    layout: tuple[tuple[int, ...], tuple[int, ...]] | None
+
+
+def has_memory(param: Tensor) -> bool:
+    """Whether a tensor lies anywhere: not on the meta device, nor under FakeTensorMode."""
+    return param.device.type != "meta" and not hasattr(param, "fake_mode")
+
+
+def _stretch(name: str, param: Tensor) -> _Stretch:
+    itemsize, start = param.element_size(), param.data_ptr()
+    shape, strides = (*param.shape, itemsize), (*(stride * itemsize for stride in param.stride()), 1)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    has_gaps = extent != param.numel() * itemsize
+    return _Stretch(str(param.device), start, start + extent, name, (shape, strides) if has_gaps else None)
+
+
+def _overlap(a: _Stretch, b: _Stretch) -> bool:
+    """Whether a byte belongs to both of two stretches that overlap: what has gaps may stand between."""
+    if a.layout is b.layout is None:
+        return True
+    taken = torch.zeros(max(a.end, b.end) - a.start, dtype=torch.bool, device="cpu")
+    views = [taken.as_strided(*(x.layout or ((x.end - x.start,), (1,))), x.start - a.start) for x in (a, b)]
+    views[0].fill_(True)
+    return bool(views[1].any())

@@ -1,0 +1,54 @@
+"""Leaf names: what the contract makes of the names of torch's parameters. Contract: W7."""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def leaf_name(name: str) -> str:
+    """Return the leaf name of a torch parameter: "." becomes "/", wrappers are dropped (contract W7).
+
+    Those of torch.compile, checkpointing and FSDP are dropped anywhere; "module", which may be a module's own
+    name, in front alone.
+
+    Example:
+        >>> leaf_name("module._orig_mod.encoder.0._checkpoint_wrapped_module.weight")
+        'encoder/0/weight'
+    """
+    parts, modules = _parts(name)
+    return "/".join(parts[modules:])
+
+
+def leaf_names(names: Sequence[str]) -> list[str]:
+    """Return the leaf names of the parameters of one model (contract W7).
+
+    Where two of them would agree but for "module" in front, each keeps what it has more of that.
+
+    Example:
+        >>> leaf_names(["module.weight", "module.module.weight", "module.bias"])
+        ['weight', 'module/weight', 'bias']
+    """
+    leaves = [leaf_name(name) for name in names]
+    if len(set(leaves)) == len(leaves):
+        return leaves
+    modules = [_parts(name)[1] for name in names]
+    fewest = dict(sorted(zip(leaves, modules, strict=True), reverse=True))
+    pairs = zip(leaves, modules, strict=True)
+    return [f"{'module/' * (count - fewest[leaf])}{leaf}" for leaf, count in pairs]
+
+
+def parameters_by_leaf(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a model by their leaf names."""
+    named = dict(model.named_parameters())
+    return dict(zip(leaf_names(list(named)), named.values(), strict=True))
+
+
+def _parts(name: str) -> tuple[list[str], int]:
+    """Return the parts of a name without wrappers, and how many "module" stand in front."""
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    return parts, next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)
