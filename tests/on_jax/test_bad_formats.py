@@ -6,10 +6,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from on_jax.steps import weights
-
-E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
-
+from on_jax.steps import E4M3, E5M3, FOUR, weights
 
 STATE = "Pass the state that init made, and the block_size that it was made with."
 
@@ -44,6 +41,16 @@ def test_a_scale_that_init_did_not_make_is_refused(change, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
         tx.update({"w": jnp.ones((64, 200))}, state)
     assert str(caught.value) == message
+
+
+def test_packed_codes_of_another_shape_or_scale_are_refused():
+    tx, params = hs.scale_by_adam(**FOUR), {"w": weights((64, 200))}
+    state = tx.init(params)
+    with pytest.raises(ValueError, match=r"update of 'w' has shape \(64, 202\), its mu \(64, 100\)"):
+        tx.update({"w": jnp.ones((64, 202))}, state)
+    scale = {"w": jnp.full((64, 2), 9, jnp.uint8)}
+    with pytest.raises(ValueError, match=r"mu_scale of 'w' holds 9, outside \[10, 253\]"):
+        tx.update({"w": jnp.ones((64, 200))}, state._replace(mu_scale=scale))
 
 
 @pytest.mark.parametrize("scales", [{}, {"v": jnp.full((64, 2), 40, jnp.uint8)}, optax.EmptyState()])

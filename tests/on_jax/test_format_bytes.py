@@ -74,13 +74,12 @@ def test_bytes_per_parameter(shapes, mu, nu, of_state, in_all):
 
 
 def test_small_and_flat_leaves_are_kept_in_float32():
-    params = {"w": weights((64, 64)), "small": weights((64, 63)), "flat": weights((5000,))}
+    params = {"w": weights((64, 256)), "small": weights((64, 63)), "flat": weights((5000,))}
     state = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=hs.scaled("float16", min_ndim=1)).init(params)
-    assert {name: str(x.dtype) for name, x in state.mu.items()} == {
-        "w": "float8_e4m3fn",
-        "small": "float32",
-        "flat": "float32",
-    }
+    packed = hs.scale_by_adam(**FOUR).init(params)
+    kept = {"small": ("float32", (64, 63)), "flat": ("float32", (5000,))}
+    for mu, codes in ((state.mu, ("float8_e4m3fn", (64, 256))), (packed.mu, ("uint8", (64, 128)))):
+        assert {name: (str(x.dtype), x.shape) for name, x in mu.items()} == kept | {"w": codes}
     assert state.nu["flat"].dtype == "float16"
     assert state.nu_scale["flat"].shape == (40,)
 
@@ -90,11 +89,12 @@ def test_a_state_without_scaled_formats_has_no_trees_of_scales():
     assert jax.tree.leaves((state.mu_scale, state.nu_scale)) == []
 
 
-def test_map_params_meets_codes_with_their_params_and_no_scales():
-    params = {"w": weights((64, 64)), "b": weights((64,))}
-    tx = hs.adamw(1e-3, mu_dtype=E4M3, nu_dtype=E5M3)
+@pytest.mark.parametrize("formats", [FP8, FOUR], ids=["fp8", "4"])
+def test_map_params_meets_codes_with_their_params_and_no_scales(formats):
+    params = {"w": weights((64, 256)), "b": weights((64,))}
+    tx = hs.adamw(1e-3, **formats)
     state = tx.init(params)
-    seen = optax.tree.map_params(tx, lambda x, p: (x.dtype.name, p.shape), state, params)
-    assert seen[0].mu == {"w": ("float8_e4m3fn", (64, 64)), "b": ("float32", (64,))}
+    seen = optax.tree.map_params(tx, lambda x, p: (x.shape, p.shape), state, params)
+    assert seen[0].mu == {"w": (state[0].mu["w"].shape, (64, 256)), "b": ((64,), (64,))}
     assert seen[0].nu_scale.keys() == {"w"}
     assert seen[0].nu_scale["w"] is state[0].nu_scale["w"]

@@ -22,7 +22,7 @@ _NANS = (0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FC00000)
 
 @functools.cache
 def patterns_and_words() -> tuple[np.ndarray, np.ndarray]:
-    """Draw float32 patterns: any, near where some format changes its mind, held by one; and words, ends too."""
+    """Draw patterns: any, near where a format changes its mind, held by one; and words, ends too."""
     rng = np.random.default_rng(0)
     near = rng.integers(-3, 4, 20_000) << rng.integers(0, 21, 20_000)
     close = ((rng.choice(np.int64(_CUTS), 20_000) + near) & 0xFFFFFFFF).astype(np.uint32)
