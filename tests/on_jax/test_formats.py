@@ -57,15 +57,18 @@ def test_a_cast_as_on_tpu_reads_the_numbers_that_integers_read(dtype):
     np.testing.assert_array_equal(numbers[stored], read[stored])
 
 
+@pytest.mark.parametrize("keep_nonzero", ["never", "always"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("dtype", ALL)
-def test_codes_scales_and_values_are_those_of_the_reference(dtype, rounding):
-    fmt, positive = format_of(dtype), dtype in UNSIGNED
-    encode = jax.jit(functools.partial(fmt.encode, keep_nonzero="always" if positive else "never"))
+def test_codes_scales_and_values_are_those_of_the_reference(dtype, rounding, keep_nonzero):
+    """Formats without a sign are given second moments alone."""
+    positive = keep_nonzero == "always" or dtype in UNSIGNED
+    fmt = format_of(dtype)
+    encode = jax.jit(functools.partial(fmt.encode, keep_nonzero=keep_nonzero))
     for seed in range(3):
         x = values((16, 200), seed, positive=positive)
         words = spec.random_words(seed, 1, "w", 1, x.shape) if rounding == "stochastic" else None
-        expected = spec_format(fmt).encode(x, words, keep_nonzero="always" if positive else "never")
+        expected = spec_format(fmt).encode(x, words, keep_nonzero=keep_nonzero)
         stored = encode(jnp.asarray(x), words)
         assert_same(from_jax(stored.codes), Array.of(expected.codes, fmt.code_dtype), dtype)
         if fmt.scaled:

@@ -13,7 +13,7 @@ from halfstep_torch.engine import compile_choice, inductor
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.say_once import say_once
 from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, graphs, model, take_steps
-from on_torch.steps import DEFAULT, assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, snapshot
 
 
 def test_a_long_compilation_is_explained_once(monkeypatch, fresh, caplog):
@@ -132,8 +132,8 @@ def test_the_default_setting_is_the_one_of_the_class():
     p.grad = torch.ones_like(p)
     optimizer = hs.AdamW([p])
     optimizer.step()
-    assert optimizer.state[p]["exp_avg"].dtype == getattr(torch, DEFAULT.mu)
-    assert optimizer.state[p]["exp_avg_sq"].dtype == getattr(torch, DEFAULT.nu)
+    assert optimizer.state[p]["exp_avg"].dtype == torch.bfloat16
+    assert optimizer.state[p]["exp_avg_sq"].dtype == torch.bfloat16
 
 
 def test_a_device_that_was_never_proved_is_stepped_eagerly_unless_told_and_then_says_so():

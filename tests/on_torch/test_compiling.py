@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import cProfile
+import itertools
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from torch._inductor.utils import run_and_get_code
 import halfstep_torch as hs
 from halfstep_torch.engine import batches, compile_choice, compiled_stage, groups, inductor
 from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, graphs, model, shapes, take_steps
-from on_torch.steps import GRID, assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, snapshot
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -195,10 +196,14 @@ def test_rows_of_parameters_that_are_stepped_as_before_stay(monkeypatch):
 @pytest.mark.slow
 def test_more_plans_than_dynamo_allows_graphs_of_one_function_all_compile(fresh):
     before = graphs()
-    settings = [s for s in GRID if (s.param, s.storage) == ("float32", "nearest")][:10]
-    for setting in settings:
+    roundings = "stochastic", "nearest_unchecked"
+    nus = ("bfloat16", roundings[0]), ("bfloat16", roundings[1]), ("float32", roundings[0])
+    for mu, mu_rounding, (nu, nu_rounding) in [*itertools.product(("bfloat16", "float16"), roundings, nus)][
+        :10
+    ]:
         p = torch.nn.Parameter(torch.ones(100))
-        optimizer = setting.optimizer([p], compile=True)
+        formats = {"mu_dtype": mu, "mu_rounding": mu_rounding, "nu_dtype": nu, "nu_rounding": nu_rounding}
+        optimizer = hs.AdamW([p], **formats, compile=True)
         p.grad = torch.ones(100)
         optimizer.step()
     assert graphs() - before == 10
