@@ -217,19 +217,6 @@ def test_two_parameters_of_one_name_are_refused(first, second):
         hs.AdamW(groups)
 
 
-@pytest.mark.parametrize("entry", ["seed", "compile", "names"])
-def test_what_holds_for_all_groups_is_refused_in_one(entry):
-    with pytest.raises(
-        ValueError, match=f"^AdamW: {entry}='x' in a param group; it is the same for all groups"
-    ):
-        hs.AdamW([{"params": [parameter()], entry: "x"}])
-
-
-def test_a_group_may_have_tags_of_its_own():
-    optimizer = hs.AdamW([{"params": [parameter()], "group_name": "encoder", "lr_scale": 0.1}])
-    assert optimizer.param_groups[0]["group_name"] == "encoder"
-
-
 @pytest.mark.parametrize(
     ("entry", "way_out"),
     [

@@ -222,13 +222,6 @@ def test_what_is_no_state_dict_is_refused(saved):
     )
 
 
-def test_a_state_dict_of_torch_is_refused_by_name():
-    params = parameters()
-    theirs = torch.optim.AdamW([p for _, p in params])
-    with pytest.raises(ValueError, match="was not written by halfstep_torch"):
-        hs.AdamW(parameters()).load_state_dict(theirs.state_dict())
-
-
 def test_a_file_whose_counts_were_cast_is_refused():
     """Step 301 is 300 in bfloat16; the count stands in the header, too."""
     optimizer = trained(True)

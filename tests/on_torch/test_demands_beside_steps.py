@@ -247,10 +247,15 @@ def test_an_argument_of_torch_is_taken_where_it_changes_nothing_and_refused_wher
     if name not in inspect.signature(make).parameters:
         pytest.skip("torch has not got it either")
     for value in (None, False, *([True] if name in ("foreach", "fused") else [])):
-        make(parameters(), **{name: value})
+        make(parameters(), **{name: value}).add_param_group(
+            {"params": [("one", torch.nn.Parameter(torch.ones(2)))], name: value}
+        )
     if name not in ("foreach", "fused"):
-        with pytest.raises(ValueError, match=rf"{name}=True is not supported\. Use {name}=False"):
+        message = rf"^{make.__name__}: {name}=True is not supported\. Use {name}=False\.$"
+        with pytest.raises(ValueError, match=message):
             make(parameters(), **{name: True})
+        with pytest.raises(ValueError, match=message):
+            make([{"params": parameters(), name: True}])
 
 
 def test_averaged_models_and_their_schedule_work(make):

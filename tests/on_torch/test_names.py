@@ -282,14 +282,6 @@ def test_the_seed_and_only_the_seed_changes_the_noise():
     assert any((a != b).any() for a, b in zip(run(5), run(6), strict=True))
 
 
-def test_parameters_of_equal_shape_and_gradient_get_their_own_noise():
-    a, b = (torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16)) for _ in range(2))
-    for p in (a, b):
-        p.grad = torch.ones_like(p)
-    hs.AdamW([("a", a), ("b", b)], lr=1e-3).step()
-    assert (a != b).any()
-
-
 def test_names_can_be_given_beside_the_parameters():
     params = named()
     told, beside = named(), named()

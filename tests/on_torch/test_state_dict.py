@@ -212,16 +212,6 @@ def test_a_state_dict_has_the_number_of_a_schedule_which_survives_loading():
     assert optimizer.param_groups[0]["lr"] == 0.5 / 4
 
 
-def test_hooks_around_saving_and_loading_run():
-    params = parameters()
-    optimizer, seen = hs.AdamW(params), []
-    optimizer.register_state_dict_post_hook(lambda _, saved: seen.append("saved"))
-    optimizer.register_load_state_dict_pre_hook(lambda _, saved: seen.append("before"))
-    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("after"))
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert seen == ["saved", "before", "after"]
-
-
 def test_a_tensor_lr_survives():
     params = parameters()
     optimizer = hs.AdamW(params, lr=torch.tensor(0.25))
