@@ -1,6 +1,7 @@
 """State dicts: every bit and dtype survives."""
 
 import copy
+import functools
 import unittest.mock
 import weakref
 
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import halfstep_torch as hs
+from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.say_once import say_once
 from on_torch.steps import assert_same_snapshots, parameters, run, snapshot, through_a_file
 
@@ -37,19 +39,42 @@ def test_groups_of_a_new_optimizer_have_the_form_of_those_that_were_saved(recipe
     assert form(optimizer.state_dict()["param_groups"]) == new
 
 
+def stored(params, lr, fmt, seed=0, **_):
+    """Return Adam whose moments another link stores, by a seed of its own."""
+    adam = hs.scale_by_adam(mu_dtype="float32", nu_dtype="float32")
+    links = hs.store_state(adam, fmt, seed=seed), hs.scale_by_learning_rate(lr)
+    return hs.Optimizer(params, hs.chain(*links, hs.round_stochastically(seed // 2)))
+
+
+RESUMED = {
+    **{f"{mu}, {nu}": {"mu_dtype": mu, "nu_dtype": nu} for mu, nu in FORMATS},
+    **{storage: {"param_storage": storage} for storage in PARAM_STORAGES if storage != "stochastic"},
+    "scaled": {"mu_dtype": hs.scaled("int8", 4, 0, 0), "nu_dtype": hs.scaled("ufloat8_e5m3", 4, 0, 0)},
+    "packed": {"mu_dtype": hs.codebook("dynamic4", 4, 0, 0), "nu_dtype": hs.codebook("ulinear4", 4, 0, 0)},
+    "SGD": {"make": hs.SGD, "momentum": 0.9, "nesterov": True},
+    "Lion": {"make": hs.Lion, "mu_rounding": "stochastic"},
+    "LAMB16": {"make": hs.Lamb16, "trust_power": 0.382},
+    "stored": {"make": stored, "fmt": "bfloat16"},
+    "stored and scaled": {"make": stored, "fmt": hs.scaled("float8_e4m3fn", 4, 0, 0)},
+    "Muon": {"make": hs.Muon, "adam_lr": 1e-3},
+    "NorMuon": {"make": hs.Muon, "adam_lr": 1e-3, "normalize": "rows"},
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(("mu_dtype", "nu_dtype"), FORMATS)
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(mu_dtype, nu_dtype, dtype):
-    options = {"lr": 1e-2, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype, "seed": 2**60 + 1}
+@pytest.mark.parametrize("options", RESUMED.values(), ids=RESUMED)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(options, dtype):
+    options = {"make": hs.AdamW} | options
+    make = functools.partial(options.pop("make"), **options)
     params = parameters(dtype)
-    optimizer = hs.AdamW(params, **options)
+    optimizer = make(params, lr=1e-2, weight_decay=0.1, seed=2**60 + 1)
     run(params, optimizer, range(4))
     saved = through_a_file({"model": {name: p.detach() for name, p in params}, "opt": optimizer.state_dict()})
     run(params, optimizer, range(4, 9))
 
     resumed = parameters(dtype)
     # The seed and the numbers of the groups come from the state dict, formats do not.
-    other = hs.AdamW(resumed, lr=0.5, mu_dtype=mu_dtype, nu_dtype=nu_dtype)
+    other = make(resumed, lr=0.5)
     with torch.no_grad():
         for name, p in resumed:
             p.copy_(saved["model"][name])

@@ -265,25 +265,6 @@ def test_a_state_of_bfloat16_weights_reads_as_it_was_made_and_a_run_goes_on_to_t
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), *ends))
 
 
-def test_a_torch_run_goes_on_from_a_state_dict_to_the_bit():
-    def run(steps, model=None, state=None):
-        torch.manual_seed(0)
-        model = model or torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).bfloat16()
-        optimizer = halfstep_torch.Muon(model.named_parameters(), lr=1e-2, adam_lr=1e-3)
-        if state is not None:
-            optimizer.load_state_dict(state)
-        for p in model.parameters():
-            p.grad = torch.sin(torch.arange(p.numel())).view(p.shape).bfloat16()
-        for _ in range(steps):
-            optimizer.step()
-        return model, optimizer.state_dict()
-
-    whole, _ = run(4)
-    resumed, _ = run(2, *run(2))
-    for x, y in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(x, y)
-
-
 @pytest.mark.exhaustive
 def test_a_compiled_step_has_the_bits_of_an_eager_one():
     ends = []
@@ -453,27 +434,6 @@ def test_a_run_with_rows_goes_on_in_the_other_framework(tmp_path):
         optimizer.state[p]["second_momentum_buffer"].numpy(),
     )
     np.testing.assert_allclose(*ends, rtol=2 * bound(16))
-
-
-def test_a_state_dict_with_rows_goes_on_to_the_bit():
-    def made():
-        p = torch.nn.Parameter(torch.tensor(steep((16, 24), 0.5)).bfloat16())
-        return p, halfstep_torch.Muon([("w", p)], lr=0.02, normalize="rows", compile=False)
-
-    def stepped(p, optimizer, rows):
-        for g in rows:
-            p.grad = torch.tensor(g).bfloat16()
-            optimizer.step()
-
-    (p, whole), (q, first), (_, second) = made(), made(), made()
-    rows = gradients(4)[:, :16, :24]
-    stepped(p, whole, rows)
-    stepped(q, first, rows[:2])
-    third = halfstep_torch.Muon([("w", q)], lr=0.02, normalize="rows", compile=False)
-    third.load_state_dict(first.state_dict())
-    stepped(q, third, rows[2:])
-    assert torch.equal(p, q)
-    assert second.param_groups[0]["beta2"] == 0.95
 
 
 def test_what_cannot_be_normalized_is_refused():
