@@ -23,11 +23,8 @@ from halfstep_torch.engine.slots import count
 from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, send, sharing_streams
 from halfstep_torch.leaves.memory import has_memory
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
-from halfstep_torch.sharded.cut_blocks import CutBlocks
-from halfstep_torch.sharded.exchange import Gathering, meshes_of, talking_meshes
+from halfstep_torch.sharded.exchange import meshes_of, talking_meshes
 from halfstep_torch.sharded.run import exchange_all, step_apart
-from halfstep_torch.sharded.slots import slots_of
-from halfstep_torch.sharded.streamed_state import Streaming, in_pieces, streamed_slots_of
 
 # Entries of a group that no link reads: parameters and their names are part of the key.
 _NOT_NUMBERS = ("params", "param_names", HEADER)
@@ -96,14 +93,10 @@ class Launch:
         """Check and sort parameters; rows of the launch `before` are taken over where nothing is another."""
         self._before = {batch.signature: batch.rows for batch in before.batches} if before else {}
         self._listed, self._key, self._numbers = [param for _, _, param in named], None, {}
-        on_host = optimizer._arenas is not None
-        how = streamed_slots_of if on_host else slots_of
-        batches = make_batches(named, optimizer._group, optimizer.state, how)
+        batches = make_batches(named, optimizer._group, optimizer.state, optimizer._home.slots_of)
         self.meshes, self.talking = meshes_of(self._listed), talking_meshes(batches)
-        others, pieces = in_pieces(batches) if on_host else (batches, [])
-        actions = Gathering(others), CutBlocks(others), Streaming(optimizer._arenas, pieces)
+        batches, actions = optimizer._home.arrange(batches)
         self._actions = [action for action in actions if action.slots]
-        batches = [*others, *pieces]
         links = [batch.group.links[j] for batch in batches for j in batch.plan.rule_indices]
         self._looks = any(link.measures or link.needs_finite for link in links)
         self.has_schedules = any(batch.group.choices.schedule is not None for batch in batches)

@@ -28,9 +28,9 @@ from halfstep_torch.optimizer_state.group_entries import NamedMembers, parameter
 from halfstep_torch.saved_state import load, may_make_state, with_headers
 from halfstep_torch.sharded.agreement import Agreement
 from halfstep_torch.sharded.exchange import meshes_of
-from halfstep_torch.sharded.streamed_state import is_kept_on_host
+from halfstep_torch.sharded.streamed_state import state_home
 
-_PICKLED = ("_tx", "_compile", "_schedule", "_choices", "_state_on_host", "_half_loaded", "nameless_before")
+_PICKLED = ("_tx", "_compile", "_schedule", "_choices", "_home", "_half_loaded", "nameless_before")
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -132,7 +132,7 @@ class Optimizer(torch.optim.Optimizer):
         self._given_names = parameter_names(self._name, names) or None
         params = with_names_found(self._name, params) if names is None else params
         self._choices: list[GroupChoices] = []
-        self._state_on_host = is_kept_on_host(self._name, state_device)
+        self._home = state_home(self._name, state_device)
         self._remember_no_step()
         entries = {**self._tx.others, **self._tx.make(**self._tx.options).entries}
         entries |= {**self._tx.options, "maximize": maximize}
@@ -330,8 +330,7 @@ class Optimizer(torch.optim.Optimizer):
         # The last step of all parameters, by None, and of each that is stepped alone.
         self._launches: dict[Any, Launch] = {}
         self._alone: dict[Tensor, tuple[int, str, Tensor]] = {}
-        # Memory through which the state of each device passes; None where it is beside the weights.
-        self._arenas: dict | None = {} if self._state_on_host else None
+        self._home = type(self._home)()  # which has memory of this process
         self._members = NamedMembers()
 
     def __repr__(self) -> str:

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from halfstep_torch.engine.groups import plain_value, shown_rates
@@ -22,8 +21,6 @@ from halfstep_torch.optimizer_state.state_dict import (
 )
 from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.how_stepped import state_placements
-from halfstep_torch.sharded.slots import kept_at
-from halfstep_torch.sharded.streamed_state import is_streamed
 
 
 def with_headers(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +79,9 @@ def load(
         show_rate()
     optimizer._launches.clear()
     optimizer._alone.clear()
-    load_states(optimizer.state, states, lambda param, state: at_home(optimizer, param, plans[param], state))
+    load_states(
+        optimizer.state, states, lambda param, state: optimizer._home.placed(param, plans[param], state)
+    )
     set_rest()
     optimizer._half_loaded = False
     for hook in _hooks(optimizer, "_optimizer_load_state_dict_post_hooks"):
@@ -112,14 +111,6 @@ def headers_of(optimizer: Any) -> list[dict[str, Any]]:
             counts[i].add(int(state["step"]))
     rows = zip((choices.chain for choices in optimizer._choices), names, counts, strict=True)
     return [make_header(chain, leaves, sorted(of_group)) for chain, leaves, of_group in rows]
-
-
-def at_home(optimizer: Any, param: Tensor, plan: Plan, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a parameter with its arrays where the optimizer keeps them."""
-    if optimizer._arenas is None or not is_streamed(plan, param):
-        return state
-    host = torch.device("cpu")
-    return {key: x if key == "step" else kept_at(x, host, param.device) for key, x in state.items()}
 
 
 def may_make_state(optimizer: Any) -> bool:

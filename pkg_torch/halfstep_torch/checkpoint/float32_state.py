@@ -30,7 +30,6 @@ from halfstep_torch.optimizer_state.form import (
 )
 from halfstep_torch.optimizer_state.group_entries import check_decay
 from halfstep_torch.optimizer_state.state_dict import replace_groups
-from halfstep_torch.saved_state import at_home
 from halfstep_torch.sharded.how_stepped import state_placements
 from halfstep_torch.sharded.slots import new_state
 
@@ -149,7 +148,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
             saved = in_torch_form(state_dict["state"].get(saved_id) or {}, list(_moment_keys(plan)))
             _check_saved(caller, name, param, plan, saved)
             state = _encoded(optimizer, name, param, plan, saved) if saved else {}
-            states[param] = at_home(optimizer, param, plan, state)
+            states[param] = optimizer._home.placed(param, plan, state)
     with SignalsWait():
         replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
         optimizer.state.update(states)

@@ -14,7 +14,6 @@ from halfstep_torch.distributed.shards import from_local, local_part, sharding
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
-from halfstep_torch.saved_state import at_home
 from halfstep_torch.sharded.slots import new_state
 
 _LARGEST_HALF = 65504.0
@@ -98,7 +97,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
         w = local_part(placed_copy(given[key].detach(), param, placed and placed[1]))
         p32, arrays = plan.weights.store(w)
         if arrays and not optimizer.state[param]:
-            optimizer.state[param].update(at_home(optimizer, param, plan, new_state(param, plan)))
+            optimizer.state[param].update(optimizer._home.placed(param, plan, new_state(param, plan)))
         for name, array in arrays.items():
             state = optimizer.state[param][name]
             if placed:

@@ -23,7 +23,7 @@ _NOT_COPIED = (
     "_launches",
     "_alone",
     "_agreement",
-    "_arenas",
+    "_home",
     "_members",
     "_lock",
     "release",

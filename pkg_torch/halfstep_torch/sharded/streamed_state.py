@@ -26,21 +26,23 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot
 from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.action import Action
-from halfstep_torch.sharded.slots import PartSlot, exchanges, slots_of
+from halfstep_torch.sharded.slots import PartSlot, exchanges, kept_at, slots_of
+from halfstep_torch.sharded.state_home import BesideWeights
 
 # Elements of a piece: enough for launching kernels to be a small part of running them.
 _PIECE = 1 << 24
 _ALIGNED = 64
+_HOST = torch.device("cpu")
 
 
-def is_kept_on_host(caller: str, state_device: Any) -> bool:
-    """Whether an optimizer is to keep its state on the host; refuse another place than that."""
+def state_home(caller: str, state_device: Any) -> BesideWeights:
+    """Return where an optimizer keeps its state; refuse other places than the host."""
     if state_device is not None and str(state_device) != "cpu":
         raise ValueError(
             f"{caller}: state_device={state_device!r} is no place for state. "
             'Use "cpu", or None for the device of each weight.'
         )
-    return state_device is not None
+    return BesideWeights() if state_device is None else OnHost()
 
 
 def is_away(device: torch.device) -> bool:
@@ -181,7 +183,7 @@ def streamed_slots_of(group: ReadGroup, name: str, param: Tensor) -> Sequence[Sl
                 "axes, take formats whose blocks no border cuts, or use CPUOffloadPolicy of fully_shard."
             )
         return slots_of(group, name, param)
-    window, home = window_of(param), torch.device("cpu")
+    window, home = window_of(param), _HOST
     # The norm of all gradients adds up those of whole parameters.
     cut = _has_rows(plan, param) and not any(link.measures for link in group.links)
     if not cut or math.prod(window.shape) <= _PIECE:
@@ -208,6 +210,30 @@ def _has_rows(plan: Plan, param: Tensor) -> bool:
             for spec in plan.arrays.values()
         )
     )
+
+
+class OnHost(BesideWeights):
+    """State is on the host, but for that of shards whose steps exchange words."""
+
+    def __init__(self) -> None:
+        # Memory of each device through which state passes.
+        self._arenas: dict[torch.device, tuple[Arena, Arena]] = {}
+
+    def slots_of(self, group: ReadGroup, name: str, param: Tensor) -> Sequence[Slot]:
+        """Return the slots of a parameter of a group."""
+        return streamed_slots_of(group, name, param)
+
+    def arrange(self, batches: Sequence[Batch]) -> tuple[list[Batch], list[Action]]:
+        """Return batches, those whose state comes last, and what is done around these."""
+        others, pieces = in_pieces(batches)
+        _, actions = super().arrange(others)
+        return [*others, *pieces], [*actions, Streaming(self._arenas, pieces)]
+
+    def placed(self, param: Tensor, plan: Plan, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of a parameter, made beside it, with its arrays where they are kept."""
+        if not is_streamed(plan, param):
+            return state
+        return {key: x if key == "step" else kept_at(x, _HOST, param.device) for key, x in state.items()}
 
 
 def in_pieces(batches: Iterable[Batch]) -> tuple[list[Batch], list[Batch]]:
