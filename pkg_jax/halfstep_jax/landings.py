@@ -5,6 +5,7 @@ Nothing after such a link may change its updates: they would be rounded again.
 
 import contextlib
 import contextvars
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +60,7 @@ def is_wide(p) -> bool:
 
 def watched(caller: str, leaves: Leaves, weights: list, us: Any) -> Any:
     """Return the tree of updates that a link lands; while it is watched, stand-ins for those of 16 bits."""
+    _refuse_steps_left_out(caller)
     landings = _watching.get()
     if landings is None:
         return us
@@ -66,3 +68,24 @@ def watched(caller: str, leaves: Leaves, weights: list, us: Any) -> Any:
     return leaves.treedef.unflatten(
         [u if u is None or is_wide(p) else landings.stand_in(caller, name, u) for name, p, u in rows]
     )
+
+
+def _refuse_steps_left_out(caller: str) -> None:
+    """Refuse Optax's wrappers under gradients of 16 bits: JAX would name two dtypes, and not the way out.
+
+    They call an update from a branch of `lax.cond`, whose other branch has the gradients' dtype. Only the
+    frames of that call tell of it.
+    """
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "do_update":
+        frame = frame.f_back
+    if frame is None or not frame.f_globals["__name__"].startswith("optax."):
+        return
+    gradients = jax.tree.leaves(frame.f_locals.get("updates"))
+    if any(g.dtype != jnp.float32 for g in gradients):
+        raise TypeError(
+            f"{caller}: a wrapper that leaves steps out, as optax.apply_if_finite, wants updates in the "
+            f"dtype of the gradients, {gradients[0].dtype}, and what is applied to 16-bit weights is "
+            "float32. Cast the gradients to float32 before it; for apply_if_finite there is "
+            "halfstep_jax.skip_nonfinite."
+        )

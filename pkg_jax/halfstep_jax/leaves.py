@@ -5,7 +5,7 @@ Contract: W7. Names come from key paths, never from positions: masks and partiti
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -217,6 +217,11 @@ def _is_of_optax(x) -> bool:
 
 def check_states(caller: str, state, count: int) -> None:
     """Refuse what is not the state of a chain of so many links; 0 if it is no chain."""
+    if count and isinstance(state, Mapping):
+        raise ValueError(
+            f"{caller}: the state is a {type(state).__name__}, due is a tuple of {count} parts: it was "
+            "loaded without its types. Load it into the target jax.eval_shape(tx.init, params)."
+        )
     if count and not (isinstance(state, (tuple, list)) and len(state) == count):
         given = (
             f"has {len(state)} parts" if isinstance(state, (tuple, list)) else f"is {type(state).__name__}"

@@ -46,6 +46,13 @@ _ANOTHER = (
 )
 
 
+_LEFT_OUT = (
+    "a wrapper that leaves steps out, as optax.apply_if_finite, wants updates in the dtype of the gradients, "
+    "bfloat16, and what is applied to 16-bit weights is float32. Cast the gradients to float32 before it; for "
+    "apply_if_finite there is halfstep_jax.skip_nonfinite."
+)
+
+
 _ASCEND = "Use a number >= 0, or flip_sign=False to ascend."
 
 
@@ -102,10 +109,20 @@ ROWS = [
         "from_optax(state, tx, params) makes one of the state of an Optax optimizer.",
     ),
     (
+        lambda: hs.adamw(1e-3).update(W, {"0": {}}, W),
+        ValueError,
+        "adamw: the state is a dict, due is a tuple of 4 parts: it was loaded without its types. Load it into the "
+        "target jax.eval_shape(tx.init, params).",
+    ),
+    (
         lambda: update_if_finite(hs.adamw(1e-3)),
         TypeError,
-        "round_stochastically: optax.apply_if_finite wants updates in the dtype of the gradients, bfloat16, and "
-        "what is applied to 16-bit weights is float32. Wrap by halfstep_jax.skip_nonfinite instead.",
+        f"round_stochastically: {_LEFT_OUT}",
+    ),
+    (
+        lambda: update_if_finite(hs.adamw(1e-3, param_storage="feedback")),
+        TypeError,
+        f"adamw_fed_back: {_LEFT_OUT}",
     ),
     # Seeds and words.
     (lambda: hs.adam(1e-3, seed=jnp.int32(-2)), ValueError, f"scale_by_adam: seed=-2 is outside [0, 2^64). {_SEED}"),

@@ -4,7 +4,6 @@ Contract: section P.
 """
 
 import dataclasses
-import sys
 from typing import Any, ClassVar
 
 import jax
@@ -111,7 +110,6 @@ def weight_transform(
                 f"{rule.name}: params is None; {rule.why}. Pass params to update(updates, state, params)."
             )
         check_state(rule.name, state, rule.State)
-        _refuse_apply_if_finite(rule.name)
         leaves = flatten_updates(rule.name, updates)
         weights = leaves.weights(params)
         if hasattr(state, "narrowest"):
@@ -130,26 +128,6 @@ def weight_transform(
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _refuse_apply_if_finite(caller: str) -> None:
-    """Refuse Optax's wrapper under gradients of 16 bits: JAX would name two dtypes, and not the way out.
-
-    It calls an update from a branch of `lax.cond`, whose other branch has zeros in the gradients' dtype. Only
-    the frames of that call tell of it.
-    """
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "do_update":
-        frame = frame.f_back
-    if frame is None or not frame.f_globals["__name__"].startswith("optax."):
-        return
-    gradients = jax.tree.leaves(frame.f_locals.get("updates"))
-    if any(g.dtype != jnp.float32 for g in gradients):
-        raise TypeError(
-            f"{caller}: optax.apply_if_finite wants updates in the dtype of the gradients, "
-            f"{gradients[0].dtype}, and what is applied to 16-bit weights is float32. Wrap by "
-            "halfstep_jax.skip_nonfinite instead."
-        )
 
 
 def param_keys(leaves: Leaves, seed: jax.Array | np.ndarray, count) -> LeafKeys:
