@@ -11,6 +11,7 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import HEADER
 from halfstep_torch.optimizer_state.state_dict import (
+    OTHER_FORMATS,
     check_counts,
     check_saved_state,
     load_group,
@@ -54,7 +55,7 @@ def load(
         if saved:
             plan = plans[param] = group_of(i).plan(name, param)
             saved = from_bytes(saved, {key: spec.dtype for key, spec in plan.arrays.items()})
-            saved_arrays = optimizer._group(i, saved_groups[i]).plan(name, param).arrays
+            saved_arrays = _saved_plan(optimizer, i, saved_groups[i], name, param).arrays
             check_saved_state(name, param, plan.arrays, saved_arrays, saved)
             placements = state_placements(plan, param)
             states[param] = {key: placements.get(key) for key in plan.arrays}, saved
@@ -86,6 +87,18 @@ def load(
     optimizer._half_loaded = False
     for hook in _hooks(optimizer, "_optimizer_load_state_dict_post_hooks"):
         hook(optimizer)
+
+
+def _saved_plan(optimizer: Any, i: int, saved: dict[str, Any], name: str, param: Tensor) -> Plan:
+    """Return the plan of a parameter with the dtypes of its saved group and the options here."""
+    try:
+        return optimizer._group(i, saved).plan(name, param)
+    except (TypeError, ValueError) as error:
+        dtypes = ", ".join(f"{key}={value}" for key, value in saved.items() if key.endswith("_dtype"))
+        raise ValueError(
+            f"load_state_dict: param group {i} of the state dict has {dtypes}, which this optimizer's "
+            f"options refuse. {OTHER_FORMATS}"
+        ) from error
 
 
 def _check_values(optimizer: Any) -> None:

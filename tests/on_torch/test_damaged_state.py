@@ -10,6 +10,10 @@ import halfstep_torch as hs
 from on_torch.steps import assert_same_snapshots, parameters, run, snapshot
 
 DELETED = object()
+OTHER_FORMATS = (
+    "Build the optimizer with the recipe and the dtypes of the run that was saved, or move its "
+    "float32_state_dict here by load_float32_state_dict."
+)
 WRONG = [DELETED, None, "x", {}, float("nan"), torch.tensor([1.0, 2.0])]
 
 
@@ -161,19 +165,17 @@ EDITS = [
     (
         (("state", 0, "exp_avg"), DELETED),
         "load_state_dict: the state of 'a/w' holds exp_avg_sq, step; this optimizer keeps exp_avg, "
-        "exp_avg_sq, step. Build the chain of the run that was saved, or move its float32_state_dict here by "
-        "load_float32_state_dict.",
+        f"exp_avg_sq, step. {OTHER_FORMATS}",
     ),
     (
         (("state", 1, "exp_avg_sq"), torch.zeros(5)),
-        "load_state_dict: exp_avg_sq of 'a/b' is float32 in the state dict, bfloat16 here. "
-        "Build the optimizer with the dtypes of the run that was saved, or move its float32_state_dict here "
-        "by load_float32_state_dict.",
+        f"load_state_dict: exp_avg_sq of 'a/b' is float32 in the state dict, bfloat16 here. {OTHER_FORMATS}",
     ),
     (
         (("state", 1, "exp_avg"), torch.zeros(6, dtype=torch.bfloat16)),
         "load_state_dict: exp_avg of 'a/b' has shape (6,) in the state dict, (5,) here. "
-        "Build the model of the run that was saved.",
+        "Build the model of the run that was saved, and the optimizer with its recipe, dtypes and "
+        "param_storage.",
     ),
     (
         (("state", 2, "exp_avg"), torch.zeros(0, dtype=torch.bfloat16, device="meta")),
@@ -210,6 +212,14 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(change, message):
     assert str(error.value) == message
     assert_same_snapshots(before, snapshot(other))
     assert other.state_dict()["param_groups"] == groups
+
+
+def test_formats_of_another_recipe_are_told_as_those_of_the_state_dict():
+    saved, other = (hs.AdamW(parameters(), recipe=recipe) for recipe in ("one_pass", "eight_bit"))
+    step(saved)
+    with pytest.raises(ValueError, match="param group 0 of the state dict has mu_dtype=") as error:
+        other.load_state_dict(saved.state_dict())
+    assert str(error.value).endswith(f"which this optimizer's options refuse. {OTHER_FORMATS}")
 
 
 @pytest.mark.parametrize("saved", [None, [], {"state": {}}])

@@ -33,6 +33,11 @@ from halfstep_torch.optimizer_state.form import (
 from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.state_array import StateArray
 
+OTHER_FORMATS = (
+    "Build the optimizer with the recipe and the dtypes of the run that was saved, or move its "
+    "float32_state_dict here by load_float32_state_dict."
+)
+
 
 def make_header(
     chain: Chain, names: Sequence[str] | None = None, counts: Sequence[int] = ()
@@ -213,8 +218,7 @@ def check_saved_state(
     if set(saved) != {"step", *arrays}:
         raise ValueError(
             f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
-            f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved, or "
-            "move its float32_state_dict here by load_float32_state_dict."
+            f"{', '.join(sorted(['step', *arrays]))}. {OTHER_FORMATS}"
         )
     saved_step("load_state_dict", name, saved["step"])
     for key, spec in arrays.items():
@@ -232,20 +236,20 @@ def check_saved_state(
         if array.dtype != spec.dtype:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
-                f"{dtype_name(spec.dtype)} here. Build the optimizer with the dtypes of the run that was "
-                "saved, or move its float32_state_dict here by load_float32_state_dict."
+                f"{dtype_name(spec.dtype)} here. {OTHER_FORMATS}"
             )
         saved_format, fmt = saved_arrays.get(key, spec).scale_of, spec.scale_of
         if saved_format != fmt and saved_format and fmt:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is of {saved_format.dtype} in blocks of "
                 f"{saved_format.block_size} in the state dict, of {fmt.dtype} in blocks of "
-                f"{fmt.block_size} here. Build the optimizer with the dtypes of the run that was saved."
+                f"{fmt.block_size} here. {OTHER_FORMATS}"
             )
         if array.shape != spec.shape(param.shape):
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} has shape {tuple(array.shape)} in the state dict, "
-                f"{spec.shape(param.shape)} here. Build the model of the run that was saved."
+                f"{spec.shape(param.shape)} here. Build the model of the run that was saved, and the "
+                "optimizer with its recipe, dtypes and param_storage."
             )
         check_scale_bytes("load_state_dict", name, key, spec, here)
 
