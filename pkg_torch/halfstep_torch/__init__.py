@@ -50,12 +50,15 @@ from halfstep_torch.rules.muon import Muon, scale_by_muon
 from halfstep_torch.rules.muon_split import MatrixAxes, muon_groups
 from halfstep_torch.rules.rms import scale_by_rms
 from halfstep_torch.rules.rule_check import check_rule
-from halfstep_torch.rules.schedule_free import scale_by_schedule_free
+from halfstep_torch.rules.schedule_free import (
+    AdamWScheduleFree,
+    scale_by_schedule_free,
+    schedule_free_eval_params,
+)
 from halfstep_torch.rules.store_state import store_state
 from halfstep_torch.rules.trace import SGD, trace
 from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.rules.weight_decay import add_decayed_weights
-from halfstep_torch.schedule_free import AdamWScheduleFree, schedule_free_eval_params
 from halfstep_torch.storage.relative import relative
 from halfstep_torch.storage.state_dtypes import codebook, scaled
 from halfstep_torch.weights.cast import cast_model

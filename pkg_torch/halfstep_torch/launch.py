@@ -21,8 +21,9 @@ from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import count
 from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, send, sharing_streams
+from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.leaves.memory import has_memory
-from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
+from halfstep_torch.links.chain import HEADER
 from halfstep_torch.sharded.exchange import meshes_of, talking_meshes
 from halfstep_torch.sharded.run import exchange_all, step_apart
 

@@ -21,11 +21,11 @@ from halfstep_torch.engine.step_warnings import look_around, warn_of_nothing
 from halfstep_torch.launch import Launch, Parameters
 from halfstep_torch.leaves.checks import check_params
 from halfstep_torch.leaves.found_names import with_names_found
+from halfstep_torch.leaves.group_names import NamedMembers, parameter_names
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
 from halfstep_torch.links.link import Link
 from halfstep_torch.optimizer_state.byte_form import pickled, unpickled
-from halfstep_torch.optimizer_state.group_entries import NamedMembers, parameter_names
-from halfstep_torch.saved_state import load, may_make_state, with_headers
+from halfstep_torch.optimizer_state.saved_state import load, may_make_state, with_headers
 from halfstep_torch.sharded.agreement import Agreement
 from halfstep_torch.sharded.exchange import meshes_of
 from halfstep_torch.sharded.streamed_state import state_home

@@ -3,7 +3,7 @@
 import pytest
 
 from halfstep_torch.engine import compile_choice, compiled_stage
-from halfstep_torch.optimizer_state import group_entries
+from halfstep_torch.leaves import group_names
 from on_torch.demands import MAKERS
 
 
@@ -15,7 +15,7 @@ def make(request):
 @pytest.fixture(autouse=True)
 def _no_optimizer_was_built():
     """An optimizer without names counts those that its process built before: here those of the test."""
-    group_entries._NAMELESS.clear()
+    group_names._NAMELESS.clear()
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import halfstep_torch as hs
 from halfstep_torch import launch
 from halfstep_torch.engine.plan import Stream
 from halfstep_torch.engine.step_numbers import KeysAhead, stream_keys
+from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.numbers.random_words import as_int32
-from halfstep_torch.optimizer_state.form import LAST_STEP
 from on_torch.steps import assert_same_snapshots, reals, snapshot
 
 

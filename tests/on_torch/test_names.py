@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.optimizer_state import group_entries
+from halfstep_torch.leaves import group_names
 from on_torch.steps import assert_same_snapshots, snapshot
 
 
@@ -249,7 +249,7 @@ def test_layers_draw_noise_of_their_own_however_optimizers_are_built(build):
 def test_words_of_an_optimizer_without_names_are_saved_and_loaded():
     """Also into the first optimizer of another process, and with a seed of two words."""
     _, second = (hs.AdamW([torch.nn.Parameter(torch.ones(64).bfloat16())], lr=1e-3, seed=7) for _ in range(2))
-    group_entries._NAMELESS.clear()
+    group_names._NAMELESS.clear()
     first = hs.AdamW([torch.nn.Parameter(torch.ones(64).bfloat16())], lr=1e-3, seed=7)
     first.load_state_dict(second.state_dict())
     copied = copy.deepcopy(second)

@@ -9,8 +9,8 @@ import torch
 import halfstep_torch as hs
 from halfstep_torch.distributed import replicas
 from halfstep_torch.engine import compile_choice, compiled_stage, inductor, packed_rows
+from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.numbers import tables
-from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.report import diagnosis
 from halfstep_torch.say_once import say_once
 from on_torch.steps import assert_same_snapshots, snapshot

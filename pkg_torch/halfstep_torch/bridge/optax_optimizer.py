@@ -17,8 +17,8 @@ from halfstep_jax.checkpoint.save_state import read_state, state_file_of
 from halfstep_torch.bridge.arrays import address, copy_into, device_of, own_copy, to_jax
 from halfstep_torch.leaves.checks import check_grad, check_weight
 from halfstep_torch.leaves.found_names import with_names_found
+from halfstep_torch.leaves.group_names import check_names
 from halfstep_torch.leaves.names import leaf_names
-from halfstep_torch.optimizer_state.group_entries import check_names
 
 _NAME = "OptaxOptimizer"
 

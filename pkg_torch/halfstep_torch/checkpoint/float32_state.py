@@ -17,18 +17,18 @@ from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import SignalsWait
 from halfstep_torch.engine.step_numbers import stream_keys
+from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.links.bound_rule import BoundRule, StepMoment
+from halfstep_torch.links.group_entries import check_decay
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.form import (
-    LAST_STEP,
     check_form,
     check_group_counts,
     check_parameter_counts,
     saved_step,
 )
-from halfstep_torch.optimizer_state.group_entries import check_decay
 from halfstep_torch.optimizer_state.state_dict import replace_groups
 from halfstep_torch.sharded.how_stepped import state_placements
 from halfstep_torch.sharded.slots import new_state

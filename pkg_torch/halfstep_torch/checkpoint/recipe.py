@@ -9,8 +9,8 @@ from halfstep.rule import declared
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.link import Link
+from halfstep_torch.links.stored_state import StoreState
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.rules.store_state import StoreState
 from halfstep_torch.storage.stored_moment import StoredMoment, scale_key
 from halfstep_torch.weights.weight_rule import BoundWeights, WeightRule
 

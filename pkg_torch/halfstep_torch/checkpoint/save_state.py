@@ -18,11 +18,11 @@ from halfstep_torch.distributed.collectives import by_mesh, gather_whole
 from halfstep_torch.distributed.shards import is_sharded, local_part, window_of
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.leaves.names import leaf_names
+from halfstep_torch.links.chain import HEADER
 from halfstep_torch.links.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
-from halfstep_torch.optimizer_state.form import HEADER
-from halfstep_torch.saved_state import load, with_headers
+from halfstep_torch.optimizer_state.saved_state import load, with_headers
 from halfstep_torch.sharded.slots import new_state
 
 

@@ -17,8 +17,7 @@ from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.row_plan import StageRows, make_rows
 from halfstep_torch.engine.slots import Slot, SlotColumns
-from halfstep_torch.leaves.checks import check_count, check_grad
-from halfstep_torch.optimizer_state.form import LAST_STEP
+from halfstep_torch.leaves.checks import LAST_STEP, check_count, check_grad
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 

@@ -10,22 +10,18 @@ from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import bind_rules
 from halfstep_torch.leaves.checks import check_weight
 from halfstep_torch.leaves.found_names import with_names_found
-from halfstep_torch.leaves.memory import check_memory
-from halfstep_torch.links.dry_run import try_rule
-from halfstep_torch.links.link import is_ours
-from halfstep_torch.optimizer_state.form import HEADER
-from halfstep_torch.optimizer_state.group_entries import (
-    check_decay,
-    check_entries,
-    check_maximize,
+from halfstep_torch.leaves.group_names import (
     check_named,
     check_names,
-    check_torch_options,
     count_nameless,
     nameless_seeds,
     with_names,
 )
-from halfstep_torch.optimizer_state.state_dict import make_header
+from halfstep_torch.leaves.memory import check_memory
+from halfstep_torch.links.chain import HEADER
+from halfstep_torch.links.dry_run import try_rule
+from halfstep_torch.links.group_entries import check_decay, check_entries, check_maximize, check_torch_options
+from halfstep_torch.links.link import is_ours
 
 _CYCLE = ("base_momentum", "max_momentum")
 """What OneCycleLR and CyclicLR write into groups: the ends between which they take betas[0] or momentum."""
@@ -65,7 +61,7 @@ def settle_new_group(optimizer: Any) -> None:
         choices.chain = choices.chain.with_seeds(nameless_seeds(chain_seeds, optimizer.nameless_before))
     _check_new_group(optimizer)
     group.update({key: plain_value(group[key]) for key in optimizer.defaults})
-    group[HEADER] = make_header(choices.chain)
+    group[HEADER] = choices.chain.header()
 
 
 def read_group(optimizer: Any, index: int, saved: Mapping[str, Any] | None = None) -> ReadGroup:

@@ -11,8 +11,7 @@ from torch import Tensor
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.leaves.checks import check_leftovers, check_state_array
-from halfstep_torch.optimizer_state.form import LAST_STEP
+from halfstep_torch.leaves.checks import LAST_STEP, check_leftovers, check_state_array
 
 
 @dataclasses.dataclass(eq=False)

@@ -14,10 +14,9 @@ from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.in_place import round_in_place, rounding_kernel
 from halfstep_torch.gradients.hooks import claim, named_leaves, release
-from halfstep_torch.leaves.checks import check_grad
+from halfstep_torch.leaves.checks import LAST_STEP, check_grad
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.optimizer_state.form import LAST_STEP
 
 _FUNCTION = "accumulate_gradients"
 

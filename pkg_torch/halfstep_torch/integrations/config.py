@@ -7,7 +7,7 @@ from typing import Any
 
 from halfstep.config import chosen, read_config
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.schedule_free import AdamWScheduleFree
+from halfstep_torch.rules.schedule_free import AdamWScheduleFree
 
 
 def from_config(config: str | Mapping[str, Any]) -> Callable[..., Optimizer]:

@@ -16,17 +16,17 @@ from halfstep_torch.engine.plan import Stream
 from halfstep_torch.engine.step_numbers import KeysAhead
 from halfstep_torch.leaves.checks import check_grad, check_weight
 from halfstep_torch.leaves.found_names import with_names_found
-from halfstep_torch.leaves.names import leaf_names
-from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.optimizer_state.form import check_form
-from halfstep_torch.optimizer_state.group_entries import (
+from halfstep_torch.leaves.group_names import (
     check_names,
     count_nameless,
     nameless_seeds,
     parameter_names,
     with_names,
 )
+from halfstep_torch.leaves.names import leaf_names
+from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.optimizer_state.form import check_form
 
 _FUNCTION = "round_weights"
 _SEED, _COUNT = "round_seed", "round_step"

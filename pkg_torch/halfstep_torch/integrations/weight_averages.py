@@ -8,11 +8,11 @@ from torch import Tensor
 from halfstep.random_words import role_of
 from halfstep_torch.distributed.shards import local_part, window_of
 from halfstep_torch.engine.in_place import round_in_place
+from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.moments import DecayRate, ema
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.optimizer_state.form import LAST_STEP
 
 _FUNCTION, _ROLE = "ema_params", role_of("ema")
 

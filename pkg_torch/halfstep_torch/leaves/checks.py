@@ -11,6 +11,8 @@ from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 
+LAST_STEP = 2**31 - 1
+"""Where the count stops (contract W5)."""
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -4,8 +4,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from halfstep.checkpoint.header import SPEC_VERSION
 from halfstep.rule import Rule
 from halfstep_torch.links.link import Link, as_link
+
+HEADER = "halfstep"
+"""The entry of a group that says by which chain and seeds it is stepped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +27,19 @@ class Chain:
         """Return the same chain with other random words."""
         pairs = zip(self.links, seeds, strict=True)
         return Chain(tuple(link.with_seed(seed) for link, seed in pairs))
+
+    def header(self, names: Sequence[str] | None = None, counts: Sequence[int] = ()) -> dict[str, Any]:
+        """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
+
+        `counts` are the distinct counts of its parameters, which stand as tensors in their state too. They
+        are a text, as before the first step: LeRobot loads lists of the length that a new optimizer has, and
+        no other.
+        """
+        links, seeds = ([getattr(link, key) for link in self.links] for key in ("name", "seed"))
+        header = {"spec_version": SPEC_VERSION, "links": links, "seeds": seeds}
+        if names is None:
+            return header
+        return {**header, "names": list(names), "counts": " ".join(map(str, counts))}
 
 
 @dataclasses.dataclass(frozen=True)

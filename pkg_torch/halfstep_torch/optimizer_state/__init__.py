@@ -1,1 +1,1 @@
-"""What the state dict of an optimizer holds, and what one must hold to be loaded."""
+"""An optimizer to a state dict and back: what one holds, and what it must hold to be loaded."""

@@ -9,13 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.numbers.seeds import as_seed
 
 _DAMAGED = "The file is damaged: load another."
-HEADER = "halfstep"
-"""The entry of a group that says by which chain and seeds it is stepped."""
-LAST_STEP = 2**31 - 1
-"""Where the count stops (contract W5)."""
 
 
 def check_form(caller: str, state_dict: Any, way_out: str = "Pass what state_dict() returned.") -> None:

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.checkpoint.header import SPEC_VERSION, check_spec_version
+from halfstep.checkpoint.header import check_spec_version
 from halfstep_torch.distributed.placement import placed_copy
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.leaves.checks import check_scale_bytes
 from halfstep_torch.leaves.names import leaf_names
-from halfstep_torch.links.chain import Chain
+from halfstep_torch.links.chain import HEADER
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer_state.form import (
-    HEADER,
     check_form,
     check_group_counts,
     check_header,
@@ -37,21 +36,6 @@ OTHER_FORMATS = (
     "Build the optimizer with the recipe and the dtypes of the run that was saved, or move its "
     "float32_state_dict here by load_float32_state_dict."
 )
-
-
-def make_header(
-    chain: Chain, names: Sequence[str] | None = None, counts: Sequence[int] = ()
-) -> dict[str, Any]:
-    """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
-
-    `counts` are the distinct counts of its parameters, which stand as tensors in their state too. They are a
-    text, as before the first step: LeRobot loads lists of the length that a new optimizer has, and no other.
-    """
-    links = [link.name for link in chain.links]
-    header = {"spec_version": SPEC_VERSION, "links": links, "seeds": [link.seed for link in chain.links]}
-    if names is None:
-        return header
-    return {**header, "names": list(names), "counts": " ".join(map(str, counts))}
 
 
 def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]) -> None:

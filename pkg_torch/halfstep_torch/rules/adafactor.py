@@ -13,10 +13,10 @@ from halfstep.rules import adafactor as shared
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
+from halfstep_torch.links.group_entries import check_torch_options
 from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.optimizer_state.group_entries import check_torch_options
 from halfstep_torch.rules.learning_rate import LEARNING_RATE, ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType

@@ -8,8 +8,8 @@ from torch import Tensor
 from halfstep.rules.muon import MatrixAxes
 from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep_torch.leaves.found_names import with_names_found
+from halfstep_torch.leaves.group_names import parameter_names
 from halfstep_torch.leaves.names import leaf_names
-from halfstep_torch.optimizer_state.group_entries import parameter_names
 
 OUTPUT_AXIS = 0
 

@@ -10,11 +10,11 @@ from halfstep.rule import Rule
 from halfstep.rules import learning_rate, trace, trust_ratio, weight_decay
 from halfstep.rules.named import Named
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
+from halfstep_torch.links.group_entries import check_torch_options
 from halfstep_torch.links.link import Link, ParamInfo
 from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.seeds import as_seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.optimizer_state.group_entries import check_torch_options
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio
 from halfstep_torch.rules.weight_decay import AddDecayedWeights

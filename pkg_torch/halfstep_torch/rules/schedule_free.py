@@ -1,6 +1,240 @@
-"""Schedule-free averaging. Contract: A17."""
+"""Schedule-free averaging: link, `AdamWScheduleFree`, and the averaged weights of any run. Contract: A17."""
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from halfstep.recipes import Recipe, takes_recipe
+from halfstep.rules.named import SCHEDULE_FREE_ADAMW
 from halfstep.rules.schedule_free import ScaleByScheduleFree
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
+from halfstep_torch.checkpoint.float32_state import decoded_states
+from halfstep_torch.checkpoint.float32_weights import float32_params
+from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.engine.plan import Plan
 from halfstep_torch.links.link import link_of
+from halfstep_torch.numbers.seeds import Seed
+from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.optimizer_state.saved_state import headers_of, load
+from halfstep_torch.optimizer_state.state_dict import read_groups
+from halfstep_torch.rules.named import of_arguments
+from halfstep_torch.storage.state_dtypes import DType
+
+_TRAINED = "trained"
+"""In a state dict the weights of a parameter at which gradients are computed, where the model has others."""
 
 scale_by_schedule_free = link_of(ScaleByScheduleFree)
+
+
+@torch.no_grad()
+def schedule_free_eval_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
+    """Return the averaged weights, in float32: the weights as precisely as they are known, less their lead.
+
+    For evaluation and for export; training goes on with the weights of the model. Decodes; rounds the
+    difference alone. With DTensors all processes call it together.
+
+    Args:
+        optimizer: an `AdamWScheduleFree`, or an `Optimizer` whose chain has `scale_by_schedule_free`.
+
+    Returns:
+        Copies, as `float32_params` returns them.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+        ValueError: if its chain has no `scale_by_schedule_free`.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        >>> optimizer = hs.AdamWScheduleFree([("w", w)], lr=0.1, param_storage="split16")
+        >>> for _ in range(2):
+        ...     w.grad = torch.ones_like(w)
+        ...     optimizer.step()
+        >>> round(hs.schedule_free_eval_params(optimizer)["w"].item(), 6)  # the mean of 0.9 and 0.8
+        0.85
+
+    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682 (contract A17).
+    """
+    caller = "schedule_free_eval_params"
+    check_optimizer(caller, optimizer)
+    links = [link for group in optimizer.bound_links() for link, _ in group]
+    if not any(link.name == ScaleByScheduleFree.name for link in links):
+        raise ValueError(
+            f"{caller}: the optimizer averages no weights. Pass an AdamWScheduleFree, or an Optimizer of a "
+            "chain with scale_by_schedule_free()."
+        )
+    weights = float32_params(optimizer)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    leads = decoded_states(optimizer, {param for param in params if optimizer.state.get(param)})
+    keys = list(weights) if isinstance(weights, dict) else range(len(weights))
+    averaged: Any = dict(weights) if isinstance(weights, dict) else list(weights)
+    for key, param in zip(keys, params, strict=True):
+        if "lead" in leads.get(param, ()):
+            averaged[key] = averaged[key] - leads[param]["lead"]
+    return averaged
+
+
+class AdamWScheduleFree(Optimizer):
+    """Schedule-free AdamW, with weights of 16 bits: no schedule, and no end to choose.
+
+    `chain(scale_by_rms, add_decayed_weights, scale_by_learning_rate, scale_by_schedule_free,
+    round_stochastically)`, the first with the bias correction of Adam. All arithmetic is in float32. A step
+    rounds the second moment, the lead and the weight to their dtypes, once each.
+
+    The model has the weights at which gradients are computed. `eval()` puts the averaged weights there,
+    rounded to nearest, and keeps the weights that were there. `train()` puts these back, to the bit. Between
+    `eval()` and `train()` the optimizer refuses to step, and `model.state_dict()` has the averaged weights.
+    The optimizer's `state_dict()` then has the others too. So a run goes on from a checkpoint of either time.
+
+    The first arguments are those of the `schedulefree` package, and `warmup_steps` and `lead_dtype` as in
+    `scale_by_schedule_free`; other arguments and errors are those of `AdamW`. Entries of param groups are
+    `momentum` (betas[0]), `alpha` (betas[1]), `warmup_steps` and those of `AdamW`.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamWScheduleFree(model.named_parameters(), lr=0.0025, warmup_steps=100)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+        >>> optimizer.eval()  # and model.eval()
+        >>> optimizer.train()
+
+    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1. Contract A16, A17.
+    """
+
+    named = SCHEDULE_FREE_ADAMW
+    _trained: list[Tensor] | None = None
+
+    @takes_recipe(SCHEDULE_FREE_ADAMW.moments)
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 0.0025,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        warmup_steps: int = 0,
+        *,
+        maximize: bool = False,
+        lead_dtype: DType = None,
+        nu_dtype: DType = None,
+        nu_rounding: Rounding = "stochastic",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage = "stochastic",
+        seed: Seed = 0,
+        compile: bool | Literal["auto"] = "auto",
+        names: Iterable | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        super().__init__(**of_arguments(type(self), locals()))
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Put the averaged weights into the model, rounded to nearest, for evaluation or export.
+
+        Interrupted, it puts the trained weights back; if that is interrupted too, `train()` does.
+        """
+        self.train()  # which may have been interrupted
+        averaged = schedule_free_eval_params(self)
+        values = averaged.values() if isinstance(averaged, dict) else averaged
+        params = [param for _, _, param in self._named()]
+        # Held before the first weight changes: from here on `train()` knows the weights, whatever happens.
+        self._trained = [param.detach().clone() for param in params]
+        try:
+            for param, value in zip(params, values, strict=True):
+                local_part(param).copy_(local_part(value))
+        except BaseException:
+            self.train()
+            raise
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Put the weights back at which gradients are computed, as they were; interrupted, call it again."""
+        if self._trained is not None:
+            for (_, _, param), weights in zip(self._named(), self._trained, strict=True):
+                local_part(param).copy_(local_part(weights))
+            self._trained = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as `Optimizer` does; after `eval()` with the weights that `train()` puts back."""
+        state_dict = super().state_dict()
+        if self._trained is not None:
+            state = dict(state_dict["state"])
+            ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+            for i, weights in zip(ids, self._trained, strict=True):
+                state[i] = {**state.get(i, {}), _TRAINED: weights}
+            state_dict["state"] = state
+        return state_dict
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore as `Optimizer` does; a state of after `eval()` goes on with `train()`.
+
+        The model's weights are not part of a state dict: load them, too.
+        """
+        rest, saved = _without_trained(state_dict)
+        trained = None
+        if saved:
+            ids = read_groups(rest, headers_of(self))[1]
+            named = [
+                (_checked_trained(name, saved.get(ids[i][name]), param), param)
+                for i, name, param in self._named()
+            ]
+            trained = [weights.to(param, copy=True) for weights, param in named]
+        load(self, rest, lambda: setattr(self, "_trained", trained))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_trained": self._trained}
+
+    def check_steps(self) -> None:
+        """Refuse to step averaged weights; else as `Optimizer`."""
+        self._refuse_averaged()
+        super().check_steps()
+
+    def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
+        """Refuse to read averaged weights as trained ones; else as `Optimizer`."""
+        self._refuse_averaged()
+        return super().plans()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse parameters of which `eval()` kept no weights; else as `Optimizer`."""
+        self._refuse_averaged()
+        super().add_param_group(param_group)
+
+    def _refuse_averaged(self) -> None:
+        if self._trained is not None:
+            raise RuntimeError(
+                f"{self._name}: the model has the averaged weights, of eval(), and a step needs those that "
+                "are trained. Call train() first."
+            )
+
+
+def _without_trained(state_dict: Any) -> tuple[Any, dict[Any, Any]]:
+    """Return a state dict without the trained weights of after `eval`, and these by the ids of parameters."""
+    saved = state_dict.get("state") if isinstance(state_dict, Mapping) else None
+    saved = saved if isinstance(saved, Mapping) else {}
+    held = {i: kept for i, kept in saved.items() if isinstance(kept, Mapping) and _TRAINED in kept}
+    if not held:
+        return state_dict, {}
+    rest = {i: {key: x for key, x in kept.items() if key != _TRAINED} for i, kept in held.items()}
+    weights = {i: kept[_TRAINED] for i, kept in held.items()}
+    return {**state_dict, "state": {**saved, **rest}}, weights
+
+
+def _checked_trained(name: str, weights: Any, param: Tensor) -> Tensor:
+    """Return saved weights; raise ValueError unless `train()` can put them back into its parameter."""
+    if not isinstance(weights, Tensor):
+        found = "not there" if weights is None else f"a {type(weights).__name__}"
+    elif (weights.shape, weights.dtype, weights.layout) != (param.shape, param.dtype, param.layout):
+        found = f"{weights.layout}, {weights.dtype}{list(weights.shape)}"
+    elif weights.is_meta and not param.is_meta:
+        found = "on meta, without numbers"
+    else:
+        return weights
+    raise ValueError(
+        f"load_state_dict: {_TRAINED!r} of {name!r}, the weights that train() puts back, is {found}; the "
+        f"parameter is {param.layout}, {param.dtype}{list(param.shape)}. The file is damaged: load another."
+    )

@@ -8,15 +8,14 @@ from torch import Tensor
 
 from halfstep_torch.engine.groups import plain_value, shown_rates
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.links.chain import HEADER
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
-from halfstep_torch.optimizer_state.form import HEADER
 from halfstep_torch.optimizer_state.state_dict import (
     OTHER_FORMATS,
     check_counts,
     check_saved_state,
     load_group,
     load_states,
-    make_header,
     read_groups,
     replace_groups,
 )
@@ -75,7 +74,7 @@ def load(
         raise
     for choices, chain_seeds, group in zip(optimizer._choices, seeds, optimizer.param_groups, strict=True):
         choices.chain = choices.chain.with_seeds(chain_seeds)
-        group[HEADER] = make_header(choices.chain)
+        group[HEADER] = choices.chain.header()
     for show_rate in show_rates:
         show_rate()
     optimizer._launches.clear()
@@ -123,7 +122,7 @@ def headers_of(optimizer: Any) -> list[dict[str, Any]]:
         if state := optimizer.state.get(param):
             counts[i].add(int(state["step"]))
     rows = zip((choices.chain for choices in optimizer._choices), names, counts, strict=True)
-    return [make_header(chain, leaves, sorted(of_group)) for chain, leaves, of_group in rows]
+    return [chain.header(leaves, sorted(of_group)) for chain, leaves, of_group in rows]
 
 
 def may_make_state(optimizer: Any) -> bool:

@@ -1,0 +1,99 @@
+"""What a param group may hold besides the numbers of the links."""
+
+import difflib
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from halfstep_torch.links.chain import HEADER
+
+# Arguments of torch's own optimizers that ask for nothing where they have these values.
+_ASKS_FOR_NOTHING = {
+    "amsgrad": (False, None),
+    "capturable": (False, None),
+    "differentiable": (False, None),
+    "foreach": (True, False, None),
+    "fused": (True, False, None),
+    "dampening": (0, None),
+    "decoupled_weight_decay": (True, False, None),
+    # Of transformers' Adafactor.
+    "scale_parameter": (True, None),
+    "relative_step": (True, None),
+    "warmup_init": (False, None),
+}
+_FIXED_RATE = (
+    " For a rate that is not relative use Optimizer with chain(scale_by_factored_rms(), "
+    "clip_by_block_rms(1.0), scale_by_learning_rate(lr), round_stochastically())."
+)
+_WAYS = {"scale_parameter": _FIXED_RATE, "relative_step": _FIXED_RATE}
+# What is an entry, or an argument, of some optimizer here or in torch.
+_ELSEWHERE = {
+    *("lr", "learning_rate", "betas", "b1", "b2", "eps", "eps_root", "weight_decay", "momentum", "nesterov"),
+    *("mu_dtype", "nu_dtype", "accumulator_dtype", "mu_rounding", "nu_rounding", "rounding"),
+    *(
+        "param_storage",
+        "seed",
+        "tx",
+        "trust_power",
+        "max_norm",
+        "bias_correction",
+        "alpha",
+        "recipe",
+        "rho",
+        "centered",
+    ),
+}
+
+
+def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do."""
+    for name, value in given.items():
+        allowed = _ASKS_FOR_NOTHING.get(name)
+        if allowed is not None and value not in allowed:
+            way = f"Use {name}={allowed[0]!r}.{_WAYS.get(name, '')}"
+            raise ValueError(f"{caller}: {name}={value!r} is not supported. {way}")
+
+
+def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bool | None) -> None:
+    """Raise ValueError for a group of torch's Adam in AdamW, or the other way round: decay differs."""
+    saved_decay = group.get("decoupled_weight_decay")
+    if None in (saved_decay, decoupled) or bool(saved_decay) == decoupled or not group.get("weight_decay"):
+        return
+    raise ValueError(
+        f"{caller}: decoupled_weight_decay={saved_decay} in param group {index}, whose weight_decay is "
+        f"{group['weight_decay']}; here decay is {'decoupled' if decoupled else 'added to the gradient'}. "
+        f"Use {'AdamW' if saved_decay else 'Adam'}, or weight_decay=0."
+    )
+
+
+def check_maximize(caller: str, index: int, value: Any) -> None:
+    """Raise TypeError for what would be true, or false, without being meant so."""
+    if not (isinstance(value, (bool, np.bool_)) or (type(value) is int and value in (0, 1))):
+        raise TypeError(
+            f"{caller}: maximize of param group {index} is {value!r}, not a bool. Use True or False."
+        )
+
+
+def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], arguments: set[str]) -> None:
+    """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none."""
+    check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
+    for key in group:
+        if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
+            continue
+        problem = f"{caller}: {key}={reprlib.repr(group[key])} in a param group"
+        if key == "recipe" and key in arguments:
+            raise ValueError(
+                f"{problem}; it is read when the group is added. Build an optimizer with it, and move the "
+                "float32_state_dict there by load_float32_state_dict."
+            )
+        if key in arguments:
+            raise ValueError(
+                f"{problem}; it is the same for all groups. "
+                "Give it to the optimizer, or use an optimizer of its own for these parameters."
+            )
+        meant = difflib.get_close_matches(key, entries, 1, 0.85)
+        if key in _ELSEWHERE or meant:
+            known = f"Did you mean {meant[0]}?" if meant else f"Its entries are {', '.join(sorted(entries))}."
+            raise ValueError(f"{problem}; nothing reads it. {known}")

@@ -1,0 +1,139 @@
+"""A link whose rule's moments are kept in another format: what `store_state` makes of links.
+
+Contract: section S.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.random_words import Role
+from halfstep.rule import Rule, declared
+from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.links.link import Link, ParamInfo
+from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.state_array import WordSource
+from halfstep_torch.storage.stored_moment import StoredMoment, scale_key
+
+Select = Callable[[str, Tensor], bool]
+
+_CALLER = "store_state"
+_HELD = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class StoreState(Link):
+    """One link of what `store_state` returns.
+
+    Attributes:
+        inner: the wrapped link.
+        format: of its arrays.
+        stochastic: how they are rounded.
+        select: which of them; None for all.
+        prefix: of their names: the place of the rule in a wrapped chain.
+        seed: of the wrapped rule, and of the arrays' words.
+    """
+
+    inner: Link
+    format: Format
+    stochastic: bool
+    select: Select | None
+    prefix: str
+    seed: Any
+
+    def __post_init__(self) -> None:
+        """Say of itself what the wrapped link says."""
+        inner = self.inner
+        said = {
+            # What state dicts and messages call it: the formats must agree.
+            "name": f"{_CALLER}({inner.name}, {_description(self.format)})",
+            "scope": inner.scope,
+            "reads_names": self.select is not None or inner.reads_names,
+            "measures": inner.measures,
+            "needs_finite": inner.needs_finite,
+        }
+        vars(self).update(said)
+
+    @property
+    def rule(self) -> Rule:
+        """That of the wrapped link."""
+        return self.inner.rule
+
+    def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
+        """Return what the wrapped rule measures."""
+        return self.inner.measure(h, norms)
+
+    def read(self, caller: str, group: Mapping[str, Any]) -> Any:
+        """Return what the wrapped rule reads."""
+        return self.inner.read(caller, group)
+
+    def applies_to(self, name: str, param: Tensor) -> bool:
+        """Whether the wrapped rule touches this parameter."""
+        return self.inner.applies_to(name, param)
+
+    def bind(self, caller: str, h: Any, info: ParamInfo) -> BoundRule | None:
+        """Bind the wrapped rule, with the moments that are chosen stored once more."""
+        bound = self.inner.bind(caller, h, info)
+        if bound is None:
+            return None
+        moments = tuple(self._stored(moment, info) for moment in bound.moments)
+        return dataclasses.replace(bound, moments=moments)
+
+    def check_choice(self, caller: str, h: Any, infos: Sequence[ParamInfo]) -> None:
+        """Raise ValueError if there are arrays to choose from, and `select` chooses none."""
+        asked = []
+        for info in infos if self.select is not None else ():
+            bound = self.inner.bind(caller, h, info)
+            for moment in bound.moments if bound is not None else ():
+                if self._may_store(moment, info):
+                    if self._chooses(moment, info):
+                        return
+                    asked.append(f"{self._name(moment)}/{info.name}")
+        if asked:
+            raise ValueError(
+                f"{_CALLER}: select chooses none of {', '.join(map(repr, asked[:8]))}. "
+                "Choose one of them, or leave select out."
+            )
+
+    def _stored(self, moment: StoredMoment, info: ParamInfo) -> StoredMoment:
+        """Return how a moment of the wrapped rule is stored: as that has it, unless it is chosen."""
+        array = moment.arrays[moment.key]
+        fmt = self.format.for_shape(array.shape(info.shape))
+        too_small = self.format.scaled and not fmt.scaled
+        if too_small or not self._may_store(moment, info) or not self._chooses(moment, info):
+            return moment
+        if not self.format.signed and declared(type(self.rule)).moments[moment.name].signed:
+            raise ValueError(
+                f"{_CALLER}: format={self.format.dtype} has no sign, and {self._name(moment)!r} has one. "
+                'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
+            )
+        if fmt.scaled and scale_key(moment.key) in moment.arrays:
+            raise ValueError(
+                f"{_CALLER}: {self._name(moment)!r} has block scales of its own. "
+                'Store it in a format without, as "bfloat16", or leave it out by select=...'
+            )
+        source = (
+            WordSource(Role.STATE, 1, f"{self._name(moment)}/") if self.stochastic and fmt.rounds else None
+        )
+        outer = StoredMoment(moment.name, moment.key, fmt, source, "where_nonnegative", array.shape_of)
+        return dataclasses.replace(moment, again=outer)
+
+    def _may_store(self, moment: StoredMoment, info: ParamInfo) -> bool:
+        array = moment.arrays[moment.key]
+        return array.dtype in _HELD and bool(array.shape(info.shape))
+
+    def _name(self, moment: StoredMoment) -> str:
+        return f"{self.prefix}{moment.name}"
+
+    def _chooses(self, moment: StoredMoment, info: ParamInfo) -> bool:
+        if self.select is None:
+            return True
+        array = moment.arrays[moment.key]
+        meta = torch.empty(array.shape(info.shape), dtype=array.dtype, device="meta")
+        return bool(self.select(f"{self._name(moment)}/{info.name}", meta))
+
+
+def _description(fmt: Format) -> str:
+    return f"{fmt.dtype} in blocks of {fmt.block_size}" if fmt.scaled else fmt.dtype
