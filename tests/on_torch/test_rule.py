@@ -71,8 +71,8 @@ class Orthogonalize(Link):
     trace_dtype: object = None
     trace = hs.moment(torch="momentum_buffer")
 
-    def acts(self, h, info):
-        return len(info.shape) == 2
+    def is_noop(self, h, info):
+        return len(info.shape) != 2
 
     def update(self, g, p, n, m, op):
         t = m.trace.round(g + n.decay * m.trace.value)
@@ -92,8 +92,8 @@ class Factored(Link):
         rate="b2", signed=False, dtype="nu_dtype", shape=lambda shape: (*shape[:-2], *shape[-1:])
     )
 
-    def acts(self, h, info):
-        return len(info.shape) >= 2
+    def is_noop(self, h, info):
+        return len(info.shape) < 2
 
     def update(self, g, p, n, m, op):
         square = g * g + 1e-30

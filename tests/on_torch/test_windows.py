@@ -101,7 +101,7 @@ def test_the_scale_of_a_block_is_the_largest_of_its_pieces(fmt, special):
             chosen = pieces[-1][0].round_trip(*part)[0].scale
             shared[:, columns] = torch.maximum(shared[:, columns], chosen.view(40, -1))
         assert torch.equal(shared.view(-1), scale)
-        of_pieces = [f.round_trip(*part, least=shared[:, columns]) for f, part, columns in pieces]
+        of_pieces = [f.round_trip(*part, min_scale=shared[:, columns]) for f, part, columns in pieces]
         joined = torch.cat([values for _, values in of_pieces], 1)
         torch.testing.assert_close(joined, values, rtol=0, atol=0, equal_nan=True)
         if not fmt.packed:

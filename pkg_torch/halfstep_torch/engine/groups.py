@@ -161,7 +161,7 @@ class ReadGroup:
         """Return of each link whether it does something to a parameter of the group."""
         known = self.choices.applies
         if name not in known:
-            known[name] = tuple(link.applies_to(name, param) for link in self.choices.chain.links)
+            known[name] = tuple(link.touches(name, param) for link in self.choices.chain.links)
         return (True,) * (len(self.links) - len(known[name])) + known[name]
 
     def plan(self, name: str, param: Tensor) -> Plan:

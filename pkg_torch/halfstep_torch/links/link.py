@@ -86,11 +86,11 @@ class Link(Rule):
         """
         return {}
 
-    def acts(self, h: Any, info: ParamInfo) -> bool:
-        """Whether the rule does anything to such a parameter, given its hyperparameters."""
-        return True
+    def is_noop(self, h: Any, info: ParamInfo) -> bool:
+        """Whether the rule leaves every update of such a parameter as it is, given its hyperparameters."""
+        return False
 
-    def applies_to(self, name: str, param: Tensor) -> bool:
+    def touches(self, name: str, param: Tensor) -> bool:
         """Whether the rule touches this parameter at all; asked once per parameter."""
         return True
 
@@ -162,7 +162,7 @@ class Link(Rule):
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":
         """Return what the rule does to such parameters, given what `read` gave, or None for nothing."""
-        if not self.acts(h, info):
+        if self.is_noop(h, info):
             return None
         rule: Any = self.rule
         moments = bound_moments(caller, rule, h, info.dtype, tuple(info.shape))
@@ -177,7 +177,7 @@ class Link(Rule):
     def bind_key(self, h: Any) -> tuple:
         """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
         cls = type(self)
-        if cls.acts is not Link.acts or cls.bind is not Link.bind:
+        if cls.is_noop is not Link.is_noop or cls.bind is not Link.bind:
             return tuple(h)
         moments = declared(type(self.rule)).moments.values()
         fields = (field for moment in moments for field in (moment.dtype, moment.rate) if field)

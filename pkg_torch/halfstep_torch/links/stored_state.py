@@ -69,9 +69,9 @@ class StoreState(Link):
         """Return what the wrapped rule reads."""
         return self.inner.read(caller, group)
 
-    def applies_to(self, name: str, param: Tensor) -> bool:
+    def touches(self, name: str, param: Tensor) -> bool:
         """Whether the wrapped rule touches this parameter."""
-        return self.inner.applies_to(name, param)
+        return self.inner.touches(name, param)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> BoundRule | None:
         """Bind the wrapped rule, with the moments that are chosen stored once more."""

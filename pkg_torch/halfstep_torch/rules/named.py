@@ -28,9 +28,9 @@ class TraceUnlessZero(trace.Trace, Link):
 
     name = "trace"
 
-    def acts(self, h: Any, info: ParamInfo) -> bool:
-        """Whether there is a sum to keep."""
-        return h.decay != 0
+    def is_noop(self, h: Any, info: ParamInfo) -> bool:
+        """Whether there is no sum to keep."""
+        return h.decay == 0
 
 
 _LINKS: dict[type[Rule], type[Rule]] = {

@@ -17,13 +17,13 @@ class AddDecayedWeights(shared.AddDecayedWeights, Link):
 
     mask: Mask | None = option(None)
 
-    def applies_to(self, name: str, param: Tensor) -> bool:
+    def touches(self, name: str, param: Tensor) -> bool:
         """Ask the mask."""
         return self.mask is None or bool(self.mask(name, param))
 
-    def acts(self, h: Any, info: ParamInfo) -> bool:
-        """Whether there is a decay: 0 times an infinite weight would be NaN."""
-        return h.weight_decay != 0
+    def is_noop(self, h: Any, info: ParamInfo) -> bool:
+        """Whether there is no decay: 0 times an infinite weight would be NaN."""
+        return h.weight_decay == 0
 
 
 def add_decayed_weights(

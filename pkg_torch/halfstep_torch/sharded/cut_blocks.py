@@ -25,7 +25,7 @@ from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.run import step_rows
 from halfstep_torch.sharded.action import Action
 from halfstep_torch.sharded.slots import PartSlot
-from halfstep_torch.storage.stored_moment import scale_key
+from halfstep_torch.storage.stored_moment import min_scale_key, scale_key
 
 
 @dataclasses.dataclass
@@ -95,7 +95,7 @@ class CutBlocks(Action):
                             continue
                         slot.scales[key].copy_(slot.scales_in(key, local_part(array)))
                         if slot.cuts and of_leaf[key] <= depth:
-                            slot.scales[f"{key}_least"].copy_(slot.scales_in(key, leaf.scales[key]))
+                            slot.scales[min_scale_key(key)].copy_(slot.scales_in(key, leaf.scales[key]))
 
     def end(self) -> None:
         """Bring the scales of all blocks, once they are stepped, to every process."""

@@ -26,6 +26,7 @@ from halfstep_torch.leaves.checks import check_state_array
 from halfstep_torch.sharded.how_stepped import how_stepped, state_placements
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import min_scale_key
 
 
 class Part(NamedTuple):
@@ -135,7 +136,7 @@ class PartSlot(Slot):
         if self.whole_plan.arrays[key].scale_of is None:
             return self.local(x)
         scales = self.scales_in(key, x)
-        for name in (key, *([f"{key}_least"] if self.cuts else [])):
+        for name in (key, min_scale_key(key)) if self.cuts else (key,):
             if name not in self.scales:
                 self.scales[name] = torch.zeros_like(scales, memory_format=torch.contiguous_format)
         return self.scales[key].copy_(scales)

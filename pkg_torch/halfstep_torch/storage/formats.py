@@ -71,12 +71,12 @@ class Format(shared.Format):
         return self.round_trip(x, words, keep_nonzero=keep_nonzero)[0]
 
     def round_trip(
-        self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never", least: Tensor | None = None
+        self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never", min_scale: Tensor | None = None
     ) -> tuple[Encoded, Tensor]:
         """Return what `encode` gives, and what `decode` makes of that, without the cast there and back.
 
-        `least` has the least byte of each block's scale: of a block whose other elements are elsewhere, the
-        byte of these. That of the whole block is the largest of the bytes of its pieces, 255 included.
+        `min_scale` has the least byte of each block's scale: of a block whose other elements are elsewhere,
+        the byte of these. That of the whole block is the largest of the bytes of its pieces, 255 included.
         """
         if self.blocks is None:
             wide, values = self.arithmetic.round_trip(x, words, keep_nonzero == "always")
@@ -86,8 +86,8 @@ class Format(shared.Format):
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
         block_max = magnitude.amax(self.blocks.axes(y), keepdim=True)
         scale = self.arithmetic.scale(block_max)
-        if least is not None:
-            scale = torch.maximum(scale, least.to(torch.int32).view(block_max.shape))
+        if min_scale is not None:
+            scale = torch.maximum(scale, min_scale.to(torch.int32).view(block_max.shape))
         nonzero: bool | Tensor = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
             nonzero = ~(y < 0).any(self.blocks.axes(y), keepdim=True)

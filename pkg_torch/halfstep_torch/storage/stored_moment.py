@@ -34,7 +34,7 @@ class StoredMoment:
         unit: the name of the second moment whose root is its unit; "" for none.
         feeds_back: whether the error of storing it is fed back.
         second: the name of the second moment whose root bounds what is fed back; "" for no bound.
-        cut: whether blocks have elements elsewhere, whose scale is in the array `least_key`.
+        cut: whether blocks have elements elsewhere, whose scale is in the array `min_scale_key`.
         copies_weights: whether it is the weight, from which it starts.
         again: how the array of its codes is itself stored between the steps, under the same key (contract
             S2); None where it is kept as it is. The rule goes on with its own values, and what storing again
@@ -70,9 +70,8 @@ class StoredMoment:
         arrays = {self.key: codes}
         if self.format.scaled:
             scale = StateArray(torch.uint8, self.format, copied_as=copied_as, shape_of=self.shape_of)
-            arrays |= dict.fromkeys(
-                [scale_key(self.key), *([least_key(self.key)] if self.cut else [])], scale
-            )
+            key = scale_key(self.key)
+            arrays |= dict.fromkeys([key, min_scale_key(key)] if self.cut else [key], scale)
         return arrays if self.again is None else {**arrays, **self.again.arrays}
 
     @functools.cached_property
@@ -101,18 +100,18 @@ class StoredMoment:
         return self.format.decode(Encoded(codes, scale), drawn)
 
     def encode(
-        self, x: Tensor, words: Sequence[Words], least: Tensor | None = None
+        self, x: Tensor, words: Sequence[Words], min_scale: Tensor | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Round `x` to the format, once; return codes and scales, and the values that they stand for.
 
         Args:
             x: what is to be stored.
             words: of each of the `sources`.
-            least: byte of each block's scale, as `Format.round_trip` takes it.
+            min_scale: the least byte of each block's scale, as `Format.round_trip` takes it.
         """
         count = len(self._sources)
         chosen, kept = words[0](tuple(x.shape)) if count else None, self.keep_nonzero
-        (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=kept, least=least)
+        (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=kept, min_scale=min_scale)
         arrays = {self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}
         if self.again is not None:
             codes = codes.to(torch.float32)
@@ -130,9 +129,9 @@ def scale_key(key: str) -> str:
     return f"{key}_scale"
 
 
-def least_key(key: str) -> str:
-    """Return the key of the least scales of a moment whose blocks have elements elsewhere, in a step."""
-    return f"{scale_key(key)}_least"
+def min_scale_key(scale: str) -> str:
+    """Return the key of the least scales, in a step, given that of scales whose blocks are cut."""
+    return f"{scale}_min"
 
 
 def _as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
