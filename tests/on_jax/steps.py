@@ -84,11 +84,6 @@ def spec_adamw(param_dtype: str, param_storage: str = "stochastic", weight_decay
     )
 
 
-def unchecked(rounding: str) -> str:
-    """Return the rounding that the reference means by `rounding`: it does not refuse nearest."""
-    return "nearest_unchecked" if rounding == "nearest" else rounding
-
-
 def sharded(array, *axes):
     """Place an array over the eight devices, its axes along the named ones of a 4 x 2 mesh ("x", "y")."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))

@@ -1,10 +1,7 @@
 """Adam gives the bits of the reference, for every dtype, rounding and option."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import halfstep_jax as hs
@@ -19,7 +16,6 @@ from on_jax.steps import (
     run,
     spec_adamw,
     spec_run,
-    unchecked,
     weights,
 )
 
@@ -30,28 +26,21 @@ def nest(array):
     return {"layer": {"kernel": array}}
 
 
-def check_against_spec(param_dtype, size, steps, compiled=True, param_storage="stochastic", **options):
+def check_against_spec(param_dtype, size, steps, param_storage, **stored):
     """Run both and compare params, mu and nu."""
-    expected_options = {"mu_dtype": "float32", "nu_dtype": "float32", "seed": 2**40 + 3} | options
-    given = dict(expected_options)
-    for name in ("mu_rounding", "nu_rounding"):
-        if name in given:
-            given[name] = unchecked(given[name])
-    tx = hs.adamw(3e-3, weight_decay=0.1, param_storage=param_storage, **given)
+    given = {k: "nearest_unchecked" if x == "nearest" else x for k, x in stored.items()}
+    tx = hs.adamw(3e-3, weight_decay=0.1, param_storage=param_storage, seed=2**40 + 3, **given)
     p, rows = weights(size, param_dtype), gradients(steps, size)
-    params, state = run(tx, nest(p), nest(rows), compiled=compiled)
+    params, state = run(tx, nest(p), nest(rows))
     mu, nu = moments(state)
-    bits, reference = spec_run(
-        spec_adamw(param_dtype, param_storage, **expected_options), p, rows, LEAF, 3e-3
-    )
+    step = spec_adamw(param_dtype, param_storage, seed=2**40 + 3, **stored)
+    bits, reference = spec_run(step, p, rows, LEAF, 3e-3)
     for actual, expected, dtype in (
         (params, bits, param_dtype),
-        (mu, reference.mu, expected_options["mu_dtype"]),
-        (nu, reference.nu, expected_options["nu_dtype"]),
+        (mu, reference.mu, stored["mu_dtype"]),
+        (nu, reference.nu, stored["nu_dtype"]),
     ):
-        assert_same(
-            from_jax(actual["layer"]["kernel"]), Array.of(expected, dtype), f"{param_dtype} {options}"
-        )
+        assert_same(from_jax(actual["layer"]["kernel"]), Array.of(expected, dtype), f"{param_dtype} {stored}")
 
 
 def moment_storages(name):
@@ -67,39 +56,12 @@ PARAMS = [("float32", "nearest")] + [
 ]
 
 
-# Moments do not see each other's storage, so one walk through both lists meets every rounding.
-@pytest.mark.slow
-@pytest.mark.parametrize(("mu", "nu"), list(zip(MU, (*NU[2:], *NU), strict=False)))
-@pytest.mark.parametrize(
-    ("param_dtype", "param_storage"), [("bfloat16", "stochastic"), ("float16", "nearest")]
-)
-def test_a_run_has_the_bits_of_the_reference(param_dtype, param_storage, mu, nu):
-    check_against_spec(param_dtype, 3000, 5, param_storage=param_storage, **mu, **nu)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("param_dtype", "param_storage"), PARAMS)
 @pytest.mark.parametrize("mu", MU, ids=lambda mu: "-".join(mu.values()))
 def test_a_long_run_has_the_bits_of_the_reference(param_dtype, param_storage, mu):
     for nu in NU:
-        check_against_spec(param_dtype, 100_000, 20, param_storage=param_storage, **mu, **nu)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"nesterov": True, "eps_root": 1e-3, "b1": 0.6, "b2": 0.7, "eps": 0.1},
-        {"b1": 0.0, "b2": 0.0, "eps": 0.0},
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_options_have_the_bits_of_the_reference(options, compiled):
-    check_against_spec("float32", 500, 4, compiled=compiled, **options)
-    check_against_spec(
-        "bfloat16", 500, 4, compiled=compiled, mu_dtype="bfloat16", nu_dtype="bfloat16", **options
-    )
+        check_against_spec(param_dtype, 100_000, 20, param_storage, **mu, **nu)
 
 
 def test_leaves_of_any_shape_have_the_bits_of_the_reference():
@@ -167,34 +129,6 @@ def test_default_dtypes_of_moments_follow_the_params():
     mu, nu = moments(hs.adamw(1e-3, mu_dtype=jnp.float16, nu_dtype=jnp.dtype("bfloat16")).init(params))
     assert {str(v.dtype) for v in mu.values()} == {"float16"}
     assert {str(v.dtype) for v in nu.values()} == {"bfloat16"}
-
-
-def test_l2_decay_stands_before_adam():
-    p, rows = weights(300), gradients(4, 300)
-    tx = optax.chain(hs.add_decayed_weights(0.1), hs.adam(3e-3, seed=9))
-    params, _ = run(tx, {"w": p}, {"w": rows})
-    step = spec_adamw("bfloat16", mu_dtype="bfloat16", nu_dtype="bfloat16", seed=9)
-    bits, _ = spec_run(dataclasses.replace(step, decay="l2"), p, rows, "w", 3e-3)
-    assert_same(from_jax(params["w"]), Array.of(bits, "bfloat16"))
-
-
-@pytest.mark.slow
-def test_float32_follows_optax_for_100_steps():
-    # Two float32 Adams in different orders of operation. What they may differ by, relative to an update: -
-    # Bias correction. b2^t carries t half ulps of 1 (a power by squaring), and 1 - b2^t is about 0.001 t. So
-    # Optax's is off by some 6e-8 / 1e-3 = 6e-5, half of that after the root; float32(0.999) is not 0.999, as
-    # much again. Ours is good to 1e-6. - Moments. Sums of 100 positive terms, three roundings each at most:
-    # 300 half ulps, 2e-5. Together under 1e-4 of what the updates sum up to. And each rounds a weight below 2
-    # once a step: 1.2e-7 twice.
-    steps, lr = 100, 1e-3
-    p, rows = {"w": weights(2000, "float32")}, {"w": gradients(steps, 2000)}
-    for options in ({}, {"nesterov": True, "eps_root": 1e-6}):
-        ours, _ = run(hs.adamw(lr, weight_decay=0.1, **options), p, rows)
-        theirs, _ = run(optax.adamw(lr, weight_decay=0.1, **options), p, rows)
-        moved = float(jnp.max(jnp.abs(ours["w"] - p["w"])))
-        bound = 1e-4 * steps * lr + steps * 2 * 1.2e-7
-        assert float(jnp.max(jnp.abs(ours["w"] - theirs["w"]))) < bound
-        assert moved > 100 * bound
 
 
 def test_update_ignores_params_and_extra_arguments():
