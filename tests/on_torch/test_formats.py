@@ -11,7 +11,7 @@ import halfstep_spec as spec
 import halfstep_torch as hs
 from backends.on_torch import from_torch, to_torch
 from compare import assert_same
-from halfstep_spec import SCALED_CODES
+from halfstep_spec import CODEBOOK_CODES, SCALED_CODES
 from halfstep_spec.vectors import Array
 from halfstep_torch.sharded.slots import new_state
 from halfstep_torch.storage import blocks
@@ -20,6 +20,7 @@ from halfstep_torch.storage.relative import within_scales
 from on_torch.steps import assert_same_snapshots, snapshot, step_in_pieces, values
 
 SIGNED = [name for name, codes in SCALED_CODES.items() if codes.signed]
+CODES = {**SCALED_CODES, **CODEBOOK_CODES}
 UNSIGNED = [name for name, codes in SCALED_CODES.items() if not codes.signed]
 
 
@@ -36,30 +37,30 @@ def test_every_code_decodes_as_in_the_spec():
             assert_same(from_torch(ours.decode(Encoded(*stored))), Array.of(theirs), context)
 
 
-@pytest.mark.parametrize("shape", [(3, 40), (2, 5, 4), (4, 3, 3, 3), (50,), (1, 1), (0, 8)])
-@pytest.mark.parametrize("block_size", [1, 4, 7, 16, 1000, "row", None])
+@pytest.mark.parametrize(
+    "shape", [(3, 40), (2, 5, 4), (4, 3, 3, 3), (9, 7), (50,), (51,), (1, 1), (5, 1), (0, 8), ()]
+)
+@pytest.mark.parametrize("block_size", [1, 2, 4, 7, 8, 16, 1000, "row", None])
 def test_any_layout_has_the_bits_of_the_spec(shape, block_size):
-    size = int(np.prod(shape))
-    x = np.concatenate([values("layout", 0, size, 40)])[:size].reshape(shape)
+    size, is_odd = int(np.prod(shape)), isinstance(block_size, int) and block_size % 2
+    x = values("layout", 0, size, 40)[:size].reshape(shape)
     words = spec.random_words(1, 1, "w", 1, shape)
-    for dtype, positive in itertools.product(SCALED_CODES, (False, True)):
-        if dtype in UNSIGNED and not positive:
+    for (name, codes), positive in itertools.product(CODES.items(), (False, True)):
+        if (codes.packed and is_odd) or not (positive or codes.signed):
             continue
-        given = np.abs(x) if positive else x
+        function = "scaled" if name in SCALED_CODES else "codebook"
+        fmt, reference = (getattr(package, function)(name, block_size, 0, 0) for package in (hs, spec))
+        keep = {"keep_nonzero": "always" if positive else "never"}
+        given = np.asarray(np.abs(x)) if positive else x
         with np.errstate(all="ignore"):
-            keep_nonzero = "always" if positive else "never"
-            theirs = spec.scaled(dtype, block_size, 0, 0).encode(given, words, keep_nonzero=keep_nonzero)
-        fmt = hs.scaled(dtype, block_size, 0, 0)
-        ours = fmt.for_shape(shape).encode(
-            torch.from_numpy(given.copy()),
-            to_torch(Array.of(words)).view(torch.int32),
-            keep_nonzero="always" if positive else "never",
-        )
-        label = spec.scaled(dtype).codes.dtype
-        assert_same(
-            from_torch(ours.codes, label), Array.of(theirs.codes, label), f"{dtype} {block_size} {shape}"
-        )
+            theirs = reference.encode(given, words, **keep)
+        bound, drawn = fmt.for_shape(shape), to_torch(Array.of(words)).view(torch.int32).view(-1)
+        ours = bound.encode(torch.from_numpy(given.copy()).view(-1), drawn, **keep)
+        found = from_torch(ours.codes.view(fmt.code_shape(shape)), codes.dtype)
+        assert_same(found, Array.of(theirs.codes, codes.dtype), f"{name} {block_size} {shape}")
         assert_same(from_torch(ours.scale.view(fmt.scale_shape(shape))), Array.of(theirs.scale), "scales")
+        decoded = Array.of(reference.decode(theirs))
+        assert_same(from_torch(bound.decode(ours).view(shape)), decoded, f"{name} {block_size} {shape}")
 
 
 def test_the_numbers_of_a_round_trip_of_unsigned_floats_are_those_of_its_codes():
@@ -100,7 +101,10 @@ def test_no_positive_moment_is_stored_as_zero():
 # --- leaves of every shape, stepped in every way ---
 
 FP8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
-SHAPES = [(64, 64), (48, 64, 3, 3), (70, 100), (300,), (8, 8), (2, 5000), (64, 64)]
+EIGHT = {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")}
+FOUR = {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.codebook("ulinear4")}
+SHAPES = [(64, 256), (10, 64, 3, 3), (70, 100), (300,), (8, 8), (40, 131), (2, 5000), (64, 64)]
+"""Whole and short blocks, runs of an odd number of elements, leaves too small for codes."""
 
 
 def run(params, steps=3, compile=False, piece=None, **options):
@@ -125,15 +129,25 @@ def weights(shapes=tuple(SHAPES), layout=torch.contiguous_format):
 
 
 @pytest.mark.parametrize("block_size", [128, 48, "row", None])
-def test_pieces_hold_whole_blocks(block_size):
-    formats = {"mu_dtype": hs.scaled("float8_e4m3fn", block_size), "nu_dtype": hs.scaled("ufloat8_e5m3", 32)}
+@pytest.mark.parametrize(
+    ("kind", "mu", "nu"),
+    [
+        ("scaled", "float8_e4m3fn", "ufloat8_e5m3"),
+        ("codebook", "dynamic8", "ulinear4"),
+        ("codebook", "dynamic4", "udynamic4"),
+    ],
+)
+def test_pieces_hold_whole_blocks_and_bytes(kind, mu, nu, block_size):
+    make = getattr(hs, kind)
+    formats = {"mu_dtype": make(mu, block_size), "nu_dtype": make(nu, 32)}
     at_once = snapshot(run(weights(), **formats))
     for piece in (1 << 10, 1 << 13):
         assert_same_snapshots(at_once, snapshot(run(weights(), piece=piece, **formats)))
 
 
-def test_blocks_follow_the_logical_order_whatever_the_layout():
-    plain, channels_last = run(weights(), **FP8), run(weights(layout=torch.channels_last), **FP8)
+@pytest.mark.parametrize("formats", [FP8, FOUR], ids=["fp8", "4"])
+def test_blocks_follow_the_logical_order_whatever_the_layout(formats):
+    plain, channels_last = run(weights(), **formats), run(weights(layout=torch.channels_last), **formats)
     assert_same_snapshots(snapshot(plain), snapshot(channels_last))
     p = channels_last.param_groups[0]["params"][1]
     assert not p.is_contiguous()
@@ -173,6 +187,11 @@ NESTED = {
     "one dither for four blocks": hs.recipes.four_bit
     | {"mu_dtype": hs.relative("int4", 128), "nu_dtype": hs.scaled("uroot8", 32)},
     "tables": {"mu_dtype": hs.codebook("dynamic4", 64), "nu_dtype": hs.codebook("ulinear4", 128)},
+    "tables of 8 bits": EIGHT,
+    "tables of 4 and 16": {
+        "mu_dtype": hs.codebook("dynamic4", 128),
+        "nu_dtype": hs.codebook("udynamic4", 16),
+    },
     "words cross blocks": {"mu_dtype": hs.codebook("dynamic4", 36), "nu_dtype": hs.codebook("ulinear4", 12)},
 }
 
@@ -249,8 +268,10 @@ CNN = [*CONVOLUTIONS, (4096, 25088), (4096,), (4096, 4096), (4096,), (1000, 4096
         ({**FP8, "param_storage": "split8"}, 3.02),
         ({**FP8, "param_storage": "split16"}, 4.02),
         ({"param_storage": "compensated"}, 6.0),
+        (EIGHT, 2.04),
+        (FOUR, 1.04),
     ],
-    ids=["bf16", "bf16, fp16", "fp8", "fp8, split8", "fp8, split16", "bf16, compensated"],
+    ids=["bf16", "bf16, fp16", "fp8", "fp8, split8", "fp8, split16", "bf16, compensated", "8", "4"],
 )
 def test_state_takes_the_bytes_that_it_should(shapes, options, most):
     params = [torch.nn.Parameter(torch.empty(s, dtype=torch.bfloat16, device="meta")) for s in shapes]
@@ -270,31 +291,35 @@ def reload(state_dict, tmp_path):
     return torch.load(tmp_path / "state.pt", weights_only=True)
 
 
-def test_formats_stand_in_state_dicts_as_plain_types(tmp_path):
-    optimizer = run(weights(), **FP8)
+@pytest.mark.parametrize(
+    ("formats", "label"),
+    [(FP8, {"dtype": "float8_e4m3fn"}), (FOUR, {"table": "dynamic4"})],
+    ids=["scaled", "table"],
+)
+def test_formats_stand_in_state_dicts_as_plain_types(formats, label, tmp_path):
+    params = weights()
+    optimizer = run(params, **formats)
     saved = reload(optimizer.state_dict(), tmp_path)
-    assert saved["param_groups"][0]["mu_dtype"] == {
-        "dtype": "float8_e4m3fn",
-        "block_size": 128,
-        "min_size": 4096,
-        "min_ndim": 2,
-    }
-    other = hs.AdamW(weights().items(), compile=False, **FP8)
+    due = {**label, "block_size": 128, "min_size": 4096, "min_ndim": 2}
+    assert saved["param_groups"][0]["mu_dtype"] == due
+    other = hs.AdamW(params.items(), compile=False, **formats)
     other.load_state_dict(saved)
-    assert_same_snapshots(snapshot(optimizer)[1::1][1:2], snapshot(other)[1::1][1:2])
-    assert other.param_groups[0]["mu_dtype"] == saved["param_groups"][0]["mu_dtype"]
+    assert_same_snapshots(snapshot(optimizer), snapshot(other))
+    assert other.param_groups[0]["mu_dtype"] == due
 
 
-@pytest.mark.parametrize("block_size", [64, 127, 100, "row"])
-def test_a_state_dict_of_other_blocks_is_refused(block_size, tmp_path):
-    # 100 and 127 cut (64, 64, 3, 3) and (70, 100) into as many blocks as 128 does, somewhere.
-    saved = reload(run(weights(), **FP8).state_dict(), tmp_path)
-    formats = {**FP8, "mu_dtype": hs.scaled("float8_e4m3fn", block_size)}
-    optimizer = run(weights(), steps=1, **formats)
+OTHERS = [(FP8, "mu_dtype", hs.scaled("float8_e4m3fn", block_size)) for block_size in (64, 127, 100, "row")]
+OTHERS += [(FOUR, "mu_dtype", hs.codebook("dynamic4", 64)), (FOUR, "nu_dtype", hs.codebook("udynamic4"))]
+
+
+@pytest.mark.parametrize(("formats", "key", "other"), OTHERS, ids=[other.text for _, _, other in OTHERS])
+def test_a_state_dict_of_another_table_or_block_is_refused(formats, key, other, tmp_path):
+    # 100 and 127 cut (10, 64, 3, 3) and (70, 100) into as many blocks as 128 does, somewhere.
+    saved = reload(run(weights(), **formats).state_dict(), tmp_path)
+    optimizer = run(weights(), steps=1, **{**formats, key: other})
     before = snapshot(optimizer)
-    with pytest.raises(
-        ValueError, match=f"in blocks of 128 in the state dict, of .* in blocks of {block_size} here"
-    ):
+    here = f"in blocks of 128 in the state dict, of {other.dtype} in blocks of {other.block_size} here"
+    with pytest.raises(ValueError, match=here):
         optimizer.load_state_dict(saved)
     assert_same_snapshots(before, snapshot(optimizer))
 
