@@ -122,17 +122,29 @@ class TorchSide:
         halfstep_torch.load_state(path, self.model, self.optimizer)
 
 
+def jax_run(tx, p, gradients, dtype: str = "bfloat16"):
+    """Return the numbers of a weight in float32, and the state, after a jitted step for each gradient."""
+    params = {"w": jnp.asarray(p, dtype)}
+    state, update = tx.init(params), jax.jit(tx.update)
+    for g in gradients:
+        updates, state = update({"w": jnp.asarray(g, dtype)}, state, params)
+        params = optax.apply_updates(params, updates)
+    return np.asarray(params["w"], np.float32), state
+
+
+def torch_run(make, p, gradients, dtype: str = "bfloat16"):
+    """Return the same in torch, and the optimizer that `make` returned of the named weight."""
+    w = torch.nn.Parameter(torch.tensor(p).to(getattr(torch, dtype)))
+    optimizer = make([("w", w)])
+    for g in gradients:
+        w.grad = torch.tensor(g).to(w.dtype)
+        optimizer.step()
+    return w.detach().float().numpy(), optimizer
+
+
 def assert_both_end_alike(make, draws: np.ndarray, **options) -> None:
     """Step a bfloat16 matrix by what make(package, chain) returns, in both: from draws[0], by the others."""
-    tx = make(halfstep_jax, optax.chain)
-    params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}
-    state, update = tx.init(params), jax.jit(tx.update)
-    p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
-    torch_tx = make(halfstep_torch, halfstep_torch.chain)
-    optimizer = halfstep_torch.Optimizer([("w", p)], torch_tx, **options)
-    for g in draws[1:]:
-        updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
-        params = optax.apply_updates(params, updates)
-        p.grad = torch.from_numpy(g).bfloat16()
-        optimizer.step()
-    np.testing.assert_array_equal(np.asarray(params["w"], np.float32), p.detach().float().numpy())
+    ours, _ = jax_run(make(halfstep_jax, optax.chain), draws[0], draws[1:])
+    tx = make(halfstep_torch, halfstep_torch.chain)
+    theirs, _ = torch_run(lambda named: halfstep_torch.Optimizer(named, tx, **options), draws[0], draws[1:])
+    np.testing.assert_array_equal(ours, theirs)

@@ -21,6 +21,7 @@ from halfstep_jax.xla.exact import opaque_zero
 from halfstep_spec.rules.adamw_fed_back import FedBack, FedBackRule
 from halfstep_torch.links.bound_rule import LandedWeight as TorchWeight
 from halfstep_torch.numbers.op import TorchOp
+from twin.moving import jax_run, torch_run
 
 B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.1
 SHAPE = (64, 96)
@@ -34,31 +35,24 @@ def draws(steps: int, seed: int = 0):
     return [np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in arrays]
 
 
-def jax_run(p, gradients, rate=1e-3, dtype="bfloat16", alias="adamw", **options):
+def run_jax(p, gradients, rate=1e-3, dtype="bfloat16", **options):
     """Return weights in float32, and the state, after steps in JAX."""
-    decay = {"weight_decay": DECAY} if alias == "adamw" else {}
-    tx = getattr(halfstep_jax, alias)(rate, param_storage="feedback", seed=7, **decay, **options)
-    update = jax.jit(tx.update)
-    params = {"w": jnp.asarray(p, dtype)}
-    state = tx.init(params)
-    for g in gradients:
-        updates, state = update({"w": jnp.asarray(g, dtype)}, state, params)
-        params = optax.apply_updates(params, updates)
-    return np.asarray(params["w"], np.float32), state
+    tx = halfstep_jax.adamw(rate, param_storage="feedback", seed=7, weight_decay=DECAY, **options)
+    return jax_run(tx, p, gradients, dtype)
 
 
-def torch_run(p, gradients, rate=1e-3, dtype="bfloat16", optimizer="AdamW", schedule=None, **options):
+def run_torch(p, gradients, rate=1e-3, dtype="bfloat16", optimizer="AdamW", schedule=None, **options):
     """Return weights in float32, and the optimizer, after steps in torch."""
-    w = torch.nn.Parameter(torch.from_numpy(p.copy()).to(getattr(torch, dtype)))
     options = {"compile": False, "param_storage": "feedback", "seed": 7, "weight_decay": DECAY} | options
-    made = getattr(halfstep_torch, optimizer)([("w", w)], rate, **options)
-    scheduler = schedule and torch.optim.lr_scheduler.LambdaLR(made, schedule)
-    for g in gradients:
-        w.grad = torch.from_numpy(g.copy()).to(w.dtype)
-        made.step()
-        if scheduler:
-            scheduler.step()
-    return w.detach().float().numpy(), made
+
+    def make(named):
+        made = getattr(halfstep_torch, optimizer)(named, rate, **options)
+        if schedule:
+            scheduler = torch.optim.lr_scheduler.LambdaLR(made, schedule)
+            made.register_step_post_hook(lambda *_: scheduler.step())
+        return made
+
+    return torch_run(make, p, gradients, dtype)
 
 
 def exact(p, gradients, rates):
@@ -96,7 +90,7 @@ OPTIONS = {
 def test_alias_and_class_agree_to_the_bit(name, dtype):
     p, gradients = draws(4)
     (w, state), (theirs, made) = (
-        run(p, gradients, dtype=dtype, **OPTIONS[name]) for run in (jax_run, torch_run)
+        run(p, gradients, dtype=dtype, **OPTIONS[name]) for run in (run_jax, run_torch)
     )
     np.testing.assert_array_equal(w, theirs)
     kept = next(iter(made.state.values()))
@@ -106,23 +100,18 @@ def test_alias_and_class_agree_to_the_bit(name, dtype):
 
 def test_l2_decay_stands_in_front():
     p, gradients = draws(3)
-    torch_weights, made = torch_run(p, gradients, optimizer="Adam")
+    torch_weights, made = run_torch(p, gradients, optimizer="Adam")
     assert [link.name for link in made._choices[0].chain.links] == ["add_decayed_weights", "adamw_fed_back"]
     tx = optax.chain(
         halfstep_jax.add_decayed_weights(DECAY), halfstep_jax.adam(1e-3, param_storage="feedback", seed=7)
     )
-    params = {"w": jnp.asarray(p, jnp.bfloat16)}
-    state = tx.init(params)
-    for g in gradients:
-        updates, state = jax.jit(tx.update)({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
-        params = optax.apply_updates(params, updates)
-    np.testing.assert_array_equal(np.asarray(params["w"], np.float32), torch_weights)
+    np.testing.assert_array_equal(jax_run(tx, p, gradients)[0], torch_weights)
 
 
 def test_in_float32_it_is_adamw():
     """30 steps round p, below 1, and what is added, by 2^-24 each."""
     p, gradients = draws(30)
-    w, _ = torch_run(p, gradients, dtype="float32")
+    w, _ = run_torch(p, gradients, dtype="float32")
     np.testing.assert_allclose(w, exact(p, gradients, [1e-3] * 30), rtol=0, atol=30 * 2 * 2.0**-24)
 
 
@@ -131,8 +120,8 @@ def test_errors_do_not_add_up():
     p, gradients = draws(300)
     due = exact(p, gradients, [1e-3] * 300)
     formats = {"mu_dtype": "float32", "nu_dtype": "float32"}
-    fed_back = error(torch_run(p, gradients, **formats)[0], due)
-    alone = error(torch_run(p, gradients, param_storage="stochastic", **formats)[0], due)
+    fed_back = error(run_torch(p, gradients, **formats)[0], due)
+    alone = error(run_torch(p, gradients, param_storage="stochastic", **formats)[0], due)
     assert fed_back < 0.94 < 4 < alone
 
 
@@ -143,7 +132,7 @@ def test_small_rates_move_weights_by_the_right_amount():
     """
     p, (g,) = draws(1)
     gradients = np.broadcast_to(np.abs(g) + 0.1, (400, *SHAPE))
-    w, _ = torch_run(p, gradients, rate=1e-6, weight_decay=0.0)
+    w, _ = run_torch(p, gradients, rate=1e-6, weight_decay=0.0)
     moved = float((w.astype(np.float64) - p).mean())
     spread = float(gaps(p).max()) * 2 / np.sqrt(p.size)
     assert abs(moved + 400e-6) < 5 * spread < 400e-6
@@ -162,7 +151,7 @@ def test_a_rate_that_starts_again_releases_no_large_errors():
     p, gradients = draws(130)
     due = exact(p, gradients, [1e-3 * restarts(t) for t in range(130)])
     formats = {"mu_dtype": "float32", "nu_dtype": "float32"}
-    known = error(torch_run(p, gradients, schedule=restarts, **formats)[0], due)
+    known = error(run_torch(p, gradients, schedule=restarts, **formats)[0], due)
     rule = AdamWFedBack(1e-3, weight_decay=DECAY, seed=7, **formats)
     w = torch.nn.Parameter(torch.from_numpy(p).bfloat16())
     optimizer = halfstep_torch.Optimizer([("w", w)], halfstep_torch.chain(rule), compile=False)
@@ -177,8 +166,8 @@ def test_a_rate_that_starts_again_releases_no_large_errors():
 def test_a_schedule_and_a_scheduler_agree_to_the_bit():
     p, gradients = draws(12)
     table = jnp.asarray([1e-3 * restarts(t * 16) for t in range(64)], jnp.float32)
-    w, _ = jax_run(p, gradients, rate=lambda count: table[count % 64])
-    theirs, made = torch_run(p, gradients, rate=lambda t: float(table[t % 64]))
+    w, _ = run_jax(p, gradients, rate=lambda count: table[count % 64])
+    theirs, made = run_torch(p, gradients, rate=lambda t: float(table[t % 64]))
     np.testing.assert_array_equal(w, theirs)
     assert made._group(0).values[0].peak_lr == np.float32(1e-3) == peak_of(lambda count: table[count % 64])
 
@@ -254,7 +243,7 @@ def test_export_in_float32_owes_what_rounding_left_out():
     """
     p, gradients = draws(200)
     formats = {"mu_dtype": "float32", "nu_dtype": "float32", "weight_decay": 0.0}
-    w, made = torch_run(p, gradients, **formats)
+    w, made = run_torch(p, gradients, **formats)
     wide = torch.nn.Parameter(torch.from_numpy(w))
     theirs = torch.optim.AdamW([wide], 1e-3, weight_decay=0.0)
     theirs.load_state_dict(halfstep_torch.float32_state_dict(made))
@@ -275,7 +264,7 @@ def test_export_in_float32_owes_what_rounding_left_out():
 def test_a_state_goes_into_another_storage_and_back():
     """Its moments are those of AdamW: a run may take the storage up, or leave it, by float32 states."""
     p, gradients = draws(3)
-    _, made = torch_run(p, gradients, param_storage="stochastic")
+    _, made = run_torch(p, gradients, param_storage="stochastic")
     w = torch.nn.Parameter(torch.from_numpy(p).bfloat16())
     other = halfstep_torch.AdamW([("w", w)], 1e-3, param_storage="feedback", compile=False)
     halfstep_torch.load_float32_state_dict(other, halfstep_torch.float32_state_dict(made))
@@ -290,7 +279,7 @@ def test_reports_say_it():
     assert (found.of("w").rounding, found.of("w").why) == ("feedback", "adamw_fed_back")
     assert found.of("f").rounding == "none"
     p, gradients = draws(2)
-    _, made = torch_run(p, gradients)
+    _, made = run_torch(p, gradients)
     assert "feedback" in str(halfstep_torch.describe(made))
     w = made.param_groups[0]["params"][0]
     assert halfstep_torch.diagnose([("w", w)], made).updates_lost == 0
@@ -390,5 +379,5 @@ def test_the_reference_takes_the_same_steps():
         bits, state = step.step(bits, g, state, "w", np.float32(1e-3))
     formats = {"mu_dtype": "float32", "nu_dtype": "float32"}
     np.testing.assert_array_equal(
-        halfstep_spec.decode(bits, "bfloat16"), torch_run(p, gradients, **formats)[0]
+        halfstep_spec.decode(bits, "bfloat16"), run_torch(p, gradients, **formats)[0]
     )

@@ -14,6 +14,7 @@ import halfstep_spec
 import halfstep_torch
 from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_spec.rules.adamw_in_codes import InCodes
+from twin.moving import jax_run, torch_run
 
 B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.1
 SHAPE = (64, 96)
@@ -51,26 +52,17 @@ def on_grid(p):
     return np.asarray(halfstep_jax.decode_params(halfstep_jax.stored_params(state)))
 
 
-def jax_run(p, gradients, rate=1e-3, **options):
+def run_jax(p, gradients, rate=1e-3, **options):
     """Return weights and state after steps in JAX."""
     tx = halfstep_jax.adamw(rate, weight_decay=DECAY, param_storage="int8", seed=7, **options)
-    update = jax.jit(tx.update)
-    params, state = {"w": jnp.asarray(p)}, tx.init({"w": jnp.asarray(p)})
-    for g in gradients:
-        updates, state = update({"w": jnp.asarray(g)}, state, params)
-        params = optax.apply_updates(params, updates)
-    return np.asarray(params["w"]), state
+    return jax_run(tx, p, gradients, "float32")
 
 
-def torch_run(p, gradients, rate=1e-3, **options):
+def run_torch(p, gradients, rate=1e-3, **options):
     """Return weights and state after steps in torch."""
-    w = torch.nn.Parameter(torch.from_numpy(p.copy()))
     options = {"compile": False, "param_storage": "int8", "seed": 7, "weight_decay": DECAY} | options
-    optimizer = halfstep_torch.AdamW([("w", w)], rate, **options)
-    for g in gradients:
-        w.grad = torch.from_numpy(g)
-        optimizer.step()
-    return w.detach().numpy(), optimizer.state[w]
+    w, made = torch_run(lambda named: halfstep_torch.AdamW(named, rate, **options), p, gradients, "float32")
+    return w, next(iter(made.state.values()))
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -163,8 +155,8 @@ def test_alias_and_class_agree_to_the_bit_and_weights_are_the_numbers_of_the_cod
     p = on_grid(p)
     options, others = (FORMATS[name](x) for x in (halfstep_jax, halfstep_torch))
     options.pop("param_storage", None)
-    w, state = jax_run(p, gradients, **options)
-    theirs, kept = torch_run(p, gradients, **others)
+    w, state = run_jax(p, gradients, **options)
+    theirs, kept = run_torch(p, gradients, **others)
     np.testing.assert_array_equal(w, theirs)
     np.testing.assert_array_equal(state.param["w"], kept["param"].numpy())
     np.testing.assert_array_equal(state.param_scale["w"], kept["param_scale"].numpy().reshape(64, 1))
@@ -185,14 +177,14 @@ def test_a_state_alone_goes_on_as_a_state_with_weights_does():
     state = tx.init({"w": jnp.asarray(p)})
     for g in gradients:
         state = step(state, jnp.asarray(g))
-    w, expected = jax_run(on_grid(p), gradients)
+    w, expected = run_jax(on_grid(p), gradients)
     assert all(np.array_equal(*x) for x in zip(*map(jax.tree.leaves, (state, expected)), strict=True))
     np.testing.assert_array_equal(halfstep_jax.decode_params(halfstep_jax.stored_params(state))["w"], w)
 
 
 def test_a_weight_that_is_changed_from_outside_wins():
     p, gradients = draws(2)
-    w, kept = jax_run(on_grid(p), gradients[:1])
+    w, kept = run_jax(on_grid(p), gradients[:1])
     tx = halfstep_jax.adamw(1e-3, param_storage="int8", seed=7, weight_decay=DECAY)
     moved = {"w": jnp.asarray(on_grid(w + 1))}
     updates, kept = jax.jit(tx.update)({"w": jnp.asarray(gradients[1])}, kept, moved)
@@ -311,7 +303,7 @@ def test_a_state_without_codes_is_refused():
         halfstep_torch.stored_params(other)
 
 
-@pytest.mark.parametrize("run", [jax_run, torch_run])
+@pytest.mark.parametrize("run", [run_jax, run_torch])
 def test_rows_without_gradients_stay_numbers(run):
     """What is fed back went past the largest scale of `mu`: half of the weights were NaN at step 2."""
     p, gradients = draws(4)

@@ -1,5 +1,7 @@
 """Cautious weight decay: against a plain implementation, by signs, and with the same bits in both."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,27 +11,10 @@ import torch
 
 import halfstep_jax
 import halfstep_torch
+from twin.moving import jax_run, torch_run
 
 LR, DECAY = 1e-2, 0.5
 DRAWS = np.random.default_rng(4).normal(size=(9, 8, 16)).astype(np.float32)
-
-
-def in_jax(tx, draws=DRAWS, dtype="float32"):
-    params = {"w": jnp.asarray(draws[0], dtype)}
-    state, update = tx.init(params), jax.jit(tx.update)
-    for g in draws[1:]:
-        updates, state = update({"w": jnp.asarray(g)}, state, params)
-        params = optax.apply_updates(params, updates)
-    return np.asarray(params["w"], np.float32)
-
-
-def in_torch(make, draws=DRAWS, dtype=torch.float32):
-    p = torch.nn.Parameter(torch.from_numpy(draws[0]).to(dtype))
-    optimizer = make([("w", p)])
-    for g in draws[1:]:
-        p.grad = torch.from_numpy(g).to(dtype)
-        optimizer.step()
-    return p.detach().float().numpy()
 
 
 def plain(direction):
@@ -64,11 +49,12 @@ def test_it_is_the_papers_formula(direction, alias, kind):
     expected, aside = plain(direction)
     assert 200 < aside < 800  # of 1,024
     options = {"weight_decay": DECAY, "cautious": True}
-    ours = in_jax(getattr(halfstep_jax, alias)(LR, **options))
+    ours, _ = jax_run(getattr(halfstep_jax, alias)(LR, **options), DRAWS[0], DRAWS[1:], "float32")
     np.testing.assert_allclose(ours, expected, atol=8 * (4 * 4 * 2.0**-24 + 10 * LR * 1e-6 * 10))
-    make = getattr(halfstep_torch, kind)
-    np.testing.assert_array_equal(in_torch(lambda p: make(p, LR, compile=False, **options)), ours)
-    incautious = in_jax(getattr(halfstep_jax, alias)(LR, weight_decay=DECAY))
+    make = functools.partial(getattr(halfstep_torch, kind), lr=LR, compile=False, **options)
+    np.testing.assert_array_equal(torch_run(make, DRAWS[0], DRAWS[1:], "float32")[0], ours)
+    tx = getattr(halfstep_jax, alias)(LR, weight_decay=DECAY)
+    incautious, _ = jax_run(tx, DRAWS[0], DRAWS[1:], "float32")
     assert np.abs(incautious - expected).max() > 1e-2
 
 

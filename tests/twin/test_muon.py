@@ -1,5 +1,6 @@
 """Muon: its factor against the reference, whole steps against Optax's and torch's, and its storage."""
 
+import functools
 import warnings
 
 import jax
@@ -14,6 +15,7 @@ import torch
 import halfstep_jax
 import halfstep_torch
 from halfstep_spec.numbers.newton_schulz import newton_schulz
+from twin.moving import jax_run, torch_run
 
 SLOPE = 3.4445**5
 MATRIX = (48, 80)
@@ -118,18 +120,11 @@ def gradients(steps: int) -> np.ndarray:
 @pytest.mark.slow
 def test_float32_follows_optax():
     """Each step adds lr s times factors that are apart by the bound; weights are rounded by 2^-24 of them."""
-    p = {"w": jnp.asarray(steep(MATRIX, 0.5))}
     options = {"weight_decay": 0.1}
     ours = halfstep_jax.muon(0.02, bias_correction=True, mu_dtype="float32", **options)
     theirs = optax.contrib.muon(0.02, eps=1e-7, **options)
-    ends = []
     with jax.default_matmul_precision("highest"):
-        for tx in (ours, theirs):
-            params, state, update = p, tx.init(p), jax.jit(tx.update)
-            for g in gradients(8):
-                updates, state = update({"w": jnp.asarray(g)}, state, params)
-                params = optax.apply_updates(params, updates)
-            ends.append(np.asarray(params["w"]))
+        ends = [jax_run(tx, steep(MATRIX, 0.5), gradients(8), "float32")[0] for tx in (ours, theirs)]
     moved = 8 * 0.02 * (80 / 48) ** 0.5 * (1.2 * 48**0.5)
     allowed = moved * bound(48) + 8 * 2.0**-24 * np.linalg.norm(ends[1])
     assert np.linalg.norm(np.float64(ends[0]) - ends[1]) <= allowed
@@ -139,15 +134,9 @@ def test_float32_follows_optax():
 def test_float32_follows_torch(adjust_lr_fn, monkeypatch):
     """The factor of torch.optim.Muon is in bfloat16: here its own code makes it in float32."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
-    ends = []
-    for make in (halfstep_torch.Muon, torch.optim.Muon):
-        p = torch.nn.Parameter(torch.tensor(steep(MATRIX, 0.5)))
-        params = [("w", p)] if make is halfstep_torch.Muon else [p]
-        optimizer = make(params, lr=0.02, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn)
-        for g in gradients(8):
-            p.grad = torch.tensor(g)
-            optimizer.step()
-        ends.append(p.detach().numpy())
+    options = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": adjust_lr_fn}
+    makes = functools.partial(halfstep_torch.Muon, **options), functools.partial(torch.optim.Muon, **options)
+    ends = [torch_run(make, steep(MATRIX, 0.5), gradients(8), "float32")[0] for make in makes]
     scale = 1 if adjust_lr_fn is None else 0.2 * 80**0.5
     allowed = 8 * 0.02 * scale * 1.2 * 48**0.5 * bound(48) + 8 * 2.0**-24 * np.linalg.norm(ends[1])
     assert np.linalg.norm(np.float64(ends[0]) - ends[1]) <= allowed
@@ -157,21 +146,15 @@ def test_jax_and_torch_take_the_same_steps_on_transposed_weights():
     """Momentum and storage have the same bits, factors are within their bound: so is the end of a run."""
     start = steep(MATRIX, 0.5)
     tx = halfstep_jax.muon(0.02, weight_decay=0.1, mu_dtype="float32", param_storage="split16")
-    params = {"w": jnp.asarray(start, jnp.bfloat16)}
-    state, update = tx.init(params), jax.jit(tx.update)
-    p = torch.nn.Parameter(torch.tensor(start.T.copy()).bfloat16())
-    optimizer = halfstep_torch.Muon([("w", p)], lr=0.02, mu_dtype="float32", param_storage="split16")
-    for g in gradients(5):
-        updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
-        params = optax.apply_updates(params, updates)
-        p.grad = torch.tensor(g.T.copy()).bfloat16()
-        optimizer.step()
-    np.testing.assert_array_equal(
-        np.asarray(optax.tree.get(state, "ScaleByMuonState").mu["w"]),
-        optimizer.state[p]["momentum_buffer"].numpy().T,
-    )
+    p, state = jax_run(tx, start, gradients(5))
+    options = {"lr": 0.02, "mu_dtype": "float32", "param_storage": "split16"}
+    turned = [g.T.copy() for g in gradients(5)]
+    _, optimizer = torch_run(lambda named: halfstep_torch.Muon(named, **options), start.T.copy(), turned)
+    (kept,) = optimizer.state.values()
+    mu = np.asarray(optax.tree.get(state, "ScaleByMuonState").mu["w"])
+    np.testing.assert_array_equal(mu, kept["momentum_buffer"].numpy().T)
     ends = [
-        np.asarray(halfstep_jax.float32_params(params, state)["w"]),
+        np.asarray(halfstep_jax.float32_params({"w": jnp.asarray(p, jnp.bfloat16)}, state)["w"]),
         halfstep_torch.float32_params(optimizer)["w"].numpy().T,
     ]
     moved = 5 * 0.02 * (80 / 48) ** 0.5 * 1.2 * 48**0.5
@@ -362,21 +345,15 @@ def test_rows_follow_the_published_normuon(framework, scale):
     options = {"scale": scale, "normalize": "rows", "mu_dtype": "float32"}
     if framework == "jax":
         tx = optax.chain(halfstep_jax.scale_by_muon(**options), halfstep_jax.scale_by_learning_rate(0.02))
-        params = {"w": jnp.asarray(steep(MATRIX, 0.5))}
-        state, update = tx.init(params), jax.jit(tx.update)
-        for g in gradients(steps):
-            updates, state = update({"w": jnp.asarray(g)}, state, params)
-            params = optax.apply_updates(params, updates)
-        end = np.asarray(params["w"])
+        end, _ = jax_run(tx, steep(MATRIX, 0.5), gradients(steps), "float32")
     else:
-        p = torch.nn.Parameter(torch.tensor(steep(MATRIX, 0.5).T.copy()))
         links = halfstep_torch.scale_by_muon(**options), halfstep_torch.scale_by_learning_rate(0.02)
-        optimizer = halfstep_torch.Optimizer([("w", p)], halfstep_torch.chain(*links))
-        for g in gradients(steps):
-            p.grad = torch.tensor(g.T.copy())
-            optimizer.step()
-        end = p.detach().numpy()
-        assert optimizer.state[p]["second_momentum_buffer"].shape == (80, 1)
+        tx = halfstep_torch.chain(*links)
+        turned = [g.T.copy() for g in gradients(steps)]
+        make = lambda named: halfstep_torch.Optimizer(named, tx)  # noqa: E731
+        end, optimizer = torch_run(make, steep(MATRIX, 0.5).T.copy(), turned, "float32")
+        (state,) = optimizer.state.values()
+        assert state["second_momentum_buffer"].shape == (80, 1)
     exact = normuon(framework == "torch", steps, s)
     moved = steps * 0.02 * s * 1.2 * 48**0.5
     allowed = 4 * moved * bound(48) + steps * 2.0**-23 * np.linalg.norm(exact)

@@ -1,9 +1,9 @@
 """Named optimizers: every alias of JAX has a class of torch, and both are what `rules.named` declares."""
 
+import functools
 import inspect
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -12,6 +12,7 @@ import torch
 import halfstep_jax
 import halfstep_torch
 from halfstep.rules import named
+from twin.moving import jax_run, torch_run
 
 CLASSES = {
     kind.named.alias: kind
@@ -84,21 +85,11 @@ def test_alias_and_class_have_the_bits_of_their_chain(alias):
     hs, options = halfstep_jax, {"weight_decay": 0.1, "seed": 5}
     links = (getattr(hs, f"scale_by_{alias}")(seed=5), hs.add_decayed_weights(0.1))
     chain = optax.chain(*links, hs.scale_by_learning_rate(1e-2), hs.round_stochastically(5))
-    ends = []
-    for tx in (chain, getattr(hs, alias)(1e-2, **options)):
-        params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}
-        state, update = tx.init(params), jax.jit(tx.update)
-        for g in draws[1:]:
-            updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
-            params = optax.apply_updates(params, updates)
-        ends.append(np.asarray(params["w"]).view(np.int16))
-    p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
-    optimizer = CLASSES[alias]([("w", p)], lr=1e-2, compile=False, **options)
-    for g in draws[1:]:
-        p.grad = torch.from_numpy(g).bfloat16()
-        optimizer.step()
-    for end in (ends[1], p.detach().view(torch.int16).numpy()):
-        np.testing.assert_array_equal(end, ends[0])
+    due, _ = jax_run(chain, draws[0], draws[1:])
+    ours, _ = jax_run(getattr(hs, alias)(1e-2, **options), draws[0], draws[1:])
+    make = functools.partial(CLASSES[alias], lr=1e-2, compile=False, **options)
+    for end in (ours, torch_run(make, draws[0], draws[1:])[0]):
+        np.testing.assert_array_equal(end, due)
 
 
 def test_alpha_is_an_entry_of_the_group_and_may_be_warmed_up():

@@ -6,13 +6,13 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
 
 import halfstep_jax
 import halfstep_torch
 from halfstep_spec import PARAM_STORAGES
+from twin.moving import jax_run, torch_run
 
 SHAPE = (64, 128)
 # Weights and moments, and a byte per scale.
@@ -37,26 +37,17 @@ def bytes_per_param(arrays) -> float:
 
 
 def run_jax(name, draws):
-    """Return the weights as bits, and the bytes per parameter, after some steps."""
+    """Return the weights, and the bytes per parameter, after some steps."""
     tx = halfstep_jax.adamw(1e-2, weight_decay=0.1, seed=3, **getattr(halfstep_jax.recipes, name))
-    params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}
-    state, update = tx.init(params), jax.jit(tx.update)
-    for g in draws[1:]:
-        updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
-        params = optax.apply_updates(params, updates)
-    return np.asarray(params["w"]).view(np.int16), bytes_per_param(jax.tree.leaves((params, state)))
+    w, state = jax_run(tx, draws[0], draws[1:])
+    return w, bytes_per_param([jnp.asarray(w, jnp.bfloat16), *jax.tree.leaves(state)])
 
 
 def run_torch(name, draws):
-    p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
-    options = getattr(halfstep_torch.recipes, name)
-    optimizer = halfstep_torch.AdamW([("w", p)], lr=1e-2, weight_decay=0.1, seed=3, compile=False, **options)
-    for g in draws[1:]:
-        p.grad = torch.from_numpy(g).bfloat16()
-        optimizer.step()
-    state = [x for x in optimizer.state[p].values() if isinstance(x, torch.Tensor)]
-    bits = p.detach().view(torch.int16).numpy()
-    return bits, bytes_per_param([bits, *state])
+    options = {"weight_decay": 0.1, "seed": 3, "compile": False, **getattr(halfstep_torch.recipes, name)}
+    w, made = torch_run(lambda named: halfstep_torch.AdamW(named, 1e-2, **options), draws[0], draws[1:])
+    (param,), (state,) = made.param_groups[0]["params"], made.state.values()
+    return w, bytes_per_param([param, *state.values()])
 
 
 @pytest.mark.parametrize("package", [halfstep_jax, halfstep_torch], ids=["jax", "torch"])
@@ -79,7 +70,7 @@ def test_a_recipe_has_the_same_bits_in_both_packages_and_its_bytes(name, draws):
 def test_an_infinite_gradient_takes_its_weight_or_its_block_and_no_other(name, draws):
     """As in torch, where it is NaN at once; under one_pass it is infinite for one step."""
     draws[1, 3, 5] = np.inf
-    first, second = (torch.from_numpy(run_torch(name, draws[:n])[0]).view(torch.bfloat16) for n in (2, 3))
+    first, second = (torch.from_numpy(run_torch(name, draws[:n])[0]) for n in (2, 3))
     taken = torch.zeros(SHAPE, dtype=torch.bool)
     taken[3, slice(None) if name in ("eight_bit", "four_bit") else 5] = True  # blocks of 128
     assert torch.equal(second.isnan(), taken)

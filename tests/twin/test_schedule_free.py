@@ -16,7 +16,7 @@ import halfstep_spec
 import halfstep_torch
 from halfstep_spec.rules.learning_rate import ScaleByLearningRate
 from halfstep_spec.rules.weight_decay import AddDecayedWeights
-from twin.moving import assert_both_end_alike
+from twin.moving import assert_both_end_alike, jax_run, torch_run
 
 LR, B1, B2, EPS, DECAY = 1e-2, 0.9, 0.999, 1e-8, 0.1
 
@@ -135,12 +135,11 @@ def test_jax_and_torch_agree_to_the_bit(lead):
 
 def _torch_run(draws, **options):
     """Return the parameter and the optimizer after steps from draws[0] by the others."""
-    p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
-    optimizer = halfstep_torch.AdamWScheduleFree([("w", p)], LR, weight_decay=0.1, warmup_steps=2, **options)
-    for g in draws[1:]:
-        p.grad = torch.from_numpy(g).bfloat16()
-        optimizer.step()
-    return p, optimizer
+    options = {"weight_decay": 0.1, "warmup_steps": 2, **options}
+    _, optimizer = torch_run(
+        lambda named: halfstep_torch.AdamWScheduleFree(named, LR, **options), draws[0], draws[1:]
+    )
+    return optimizer.param_groups[0]["params"][0], optimizer
 
 
 DRAWS = np.random.default_rng(2).normal(size=(5, 16, 24)).astype(np.float32)
@@ -150,13 +149,10 @@ DRAWS = np.random.default_rng(2).normal(size=(5, 16, 24)).astype(np.float32)
 def test_alias_and_class_agree_and_so_do_their_averages(storage):
     options = {"param_storage": storage, "seed": 5}
     tx = halfstep_jax.schedule_free_adamw(LR, 2, weight_decay=0.1, **options)
-    params = {"w": jnp.asarray(DRAWS[0], jnp.bfloat16)}
-    state, update = tx.init(params), jax.jit(tx.update)
-    for g in DRAWS[1:]:
-        updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
-        params = optax.apply_updates(params, updates)
+    w, state = jax_run(tx, DRAWS[0], DRAWS[1:])
+    params = {"w": jnp.asarray(w, jnp.bfloat16)}
     p, optimizer = _torch_run(DRAWS, **options)
-    np.testing.assert_array_equal(np.asarray(params["w"], np.float32), p.detach().float().numpy())
+    np.testing.assert_array_equal(w, p.detach().float().numpy())
     average = halfstep_torch.schedule_free_eval_params(optimizer)["w"].numpy()
     np.testing.assert_array_equal(np.asarray(_averages(state, params, tx)["w"]), average)
     assert not np.array_equal(average, p.detach().float().numpy())

@@ -1,5 +1,7 @@
 """SGD whose errors of rounding weights are fed back: its formula, both packages, and what it refuses."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,33 +12,23 @@ import torch
 import halfstep_jax
 import halfstep_torch
 from halfstep.rules.sgd_fed_back import SGDFedBack
+from twin.moving import jax_run, torch_run
 from twin.test_adamw_fed_back import SHAPE, draws, error
 
 MOMENTUM = 0.9
 
 
-def jax_run(p, gradients, rate=1e-2, **options):
-    """Return weights in float32, and the state, after steps in JAX."""
-    tx = halfstep_jax.sgd(rate, MOMENTUM, param_storage="feedback", seed=7, **options)
-    update = jax.jit(tx.update)
-    params = {"w": jnp.asarray(p, jnp.bfloat16)}
-    state = tx.init(params)
-    for g in gradients:
-        updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
-        params = optax.apply_updates(params, updates)
-    return np.asarray(params["w"], np.float32), state
-
-
-def torch_run(p, gradients, rates=(1e-2,), made=None, **options):
+def run_torch(p, gradients, rates=(1e-2,), made=None, **options):
     """Return weights in float32, and the optimizer, after steps in torch, each at the next rate."""
-    w = torch.nn.Parameter(torch.from_numpy(p.copy()).bfloat16())
     options = {"param_storage": "feedback", "seed": 7, "compile": False} | options
-    made = made([("w", w)]) if made else halfstep_torch.SGD([("w", w)], rates[0], MOMENTUM, **options)
-    for t, g in enumerate(gradients):
-        made.param_groups[0]["lr"] = rates[t % len(rates)]
-        w.grad = torch.from_numpy(g.copy()).bfloat16()
-        made.step()
-    return w.detach().float().numpy(), made
+    left = itertools.cycle(rates)
+
+    def make(named):
+        optimizer = made(named) if made else halfstep_torch.SGD(named, rates[0], MOMENTUM, **options)
+        optimizer.register_step_pre_hook(lambda *_: optimizer.param_groups[0].update(lr=next(left)))
+        return optimizer
+
+    return torch_run(make, p, gradients)
 
 
 def exact(p, gradients, rates=(1e-2,), decay=0.0):
@@ -51,8 +43,9 @@ def exact(p, gradients, rates=(1e-2,), decay=0.0):
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_alias_and_class_agree_to_the_bit(nesterov):
     p, gradients = draws(4)
-    w, state = jax_run(p, gradients, nesterov=nesterov)
-    theirs, made = torch_run(p, gradients, nesterov=nesterov)
+    tx = halfstep_jax.sgd(1e-2, MOMENTUM, param_storage="feedback", seed=7, nesterov=nesterov)
+    w, state = jax_run(tx, p, gradients)
+    theirs, made = run_torch(p, gradients, nesterov=nesterov)
     np.testing.assert_array_equal(w, theirs)
     kept = next(iter(made.state.values()))["momentum_buffer"]
     np.testing.assert_array_equal(np.asarray(state.trace["w"], np.float32), kept.float().numpy())
@@ -71,8 +64,8 @@ def test_errors_do_not_add_up(options):
         reference.step()
     due = wide.detach().numpy().astype(np.float64)
     options = options | {"accumulator_dtype": "float32"}
-    fed_back = error(torch_run(p, gradients, (1e-3,), **options)[0], due)
-    alone = error(torch_run(p, gradients, (1e-3,), param_storage="stochastic", **options)[0], due)
+    fed_back = error(run_torch(p, gradients, (1e-3,), **options)[0], due)
+    alone = error(run_torch(p, gradients, (1e-3,), param_storage="stochastic", **options)[0], due)
     assert fed_back < 0.94 < 3 < alone
 
 
@@ -92,14 +85,14 @@ def test_a_rate_that_rises_from_near_0_releases_no_large_errors():
         return optimizer
 
     due = exact(p, gradients, rates)
-    assert error(torch_run(p, gradients, rates, made)[0], due) < 20
+    assert error(run_torch(p, gradients, rates, made)[0], due) < 20
 
 
 def test_it_is_as_long_as_sgd_at_rates_below_a_gap():
     """400 steps of .001 gaps each: the mean of 6,144 elements is right to five deviations."""
     p, (g,) = draws(1)
     gradients = np.broadcast_to(np.abs(g) * 0.1 + 0.1, (400, *SHAPE))
-    moved = (torch_run(p, gradients, (1e-6,))[0].astype(np.float64) - p).mean()
+    moved = (run_torch(p, gradients, (1e-6,))[0].astype(np.float64) - p).mean()
     due = (exact(p, np.asarray(jnp.asarray(gradients, jnp.bfloat16), np.float32), (1e-6,)) - p).mean()
     spread = 2.0**-9 * 2 / np.sqrt(p.size)
     assert abs(moved - due) < 5 * spread < abs(due)

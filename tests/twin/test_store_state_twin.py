@@ -1,22 +1,16 @@
 """State kept in a format from without, in both frameworks: not one bit apart."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import torch
 
 import halfstep_jax
 import halfstep_torch
 from backends.on_torch import from_torch
+from twin.moving import jax_run, torch_run
 
 _RATE = 1e-2
 FLOAT32 = {"mu_dtype": "float32", "nu_dtype": "float32"}
-
-
-def scaled(package):
-    return package.scaled("float8_e4m3fn", 4, 0, 0)
 
 
 @pytest.mark.slow
@@ -24,29 +18,16 @@ def test_stored_state_of_a_chain_agrees_to_the_bit():
     """In a chain, so that the place of the link is part of the names."""
     rng = np.random.default_rng(0)
     start, rows = rng.normal(size=(6, 10)).astype(np.float32), rng.normal(size=(4, 6, 10)).astype(np.float32)
-    p = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    inside = halfstep_torch.chain(
-        halfstep_torch.add_decayed_weights(0.125), halfstep_torch.scale_by_adam(**FLOAT32)
-    )
-    ours = halfstep_torch.Optimizer(
-        [("w", p)],
-        halfstep_torch.chain(
-            halfstep_torch.store_state(inside, scaled(halfstep_torch)),
-            halfstep_torch.scale_by_learning_rate(_RATE),
-        ),
-    )
-    link = halfstep_jax.scale_by_adam(**FLOAT32)
-    inside = optax.chain(halfstep_jax.add_decayed_weights(0.125), link)
-    tx = optax.chain(
-        halfstep_jax.store_state(inside, scaled(halfstep_jax)), halfstep_jax.scale_by_learning_rate(_RATE)
-    )
-    params = {"w": jnp.asarray(start)}
-    state = tx.init(params)
-    for g in rows:
-        p.grad = torch.from_numpy(g)
-        ours.step()
-        updates, state = jax.jit(tx.update)({"w": jnp.asarray(g)}, state, params)
-        params = optax.apply_updates(params, updates)
-    np.testing.assert_array_equal(p.detach().numpy(), np.asarray(params["w"]))
+
+    def make(package, chain):
+        inside = chain(package.add_decayed_weights(0.125), package.scale_by_adam(**FLOAT32))
+        stored = package.store_state(inside, package.scaled("float8_e4m3fn", 4, 0, 0))
+        return chain(stored, package.scale_by_learning_rate(_RATE))
+
+    w, state = jax_run(make(halfstep_jax, optax.chain), start, rows, "float32")
+    tx = make(halfstep_torch, halfstep_torch.chain)
+    theirs, made = torch_run(lambda named: halfstep_torch.Optimizer(named, tx), start, rows, "float32")
+    np.testing.assert_array_equal(w, theirs)
     nu = np.asarray(optax.tree.get(state, "nu")["w"]).view(np.uint8)
-    np.testing.assert_array_equal(from_torch(ours.state[p]["exp_avg_sq"]).bits, nu)
+    (kept,) = made.state.values()
+    np.testing.assert_array_equal(from_torch(kept["exp_avg_sq"]).bits, nu)
