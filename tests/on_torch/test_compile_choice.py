@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -16,9 +17,20 @@ from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, graphs, model, 
 from on_torch.steps import assert_same_snapshots, snapshot
 
 
+def slowly(function, **options):
+    """Return what stands for a compiled function: its first call takes a while."""
+
+    def call(*args):
+        time.sleep(0.1)
+        return function(*args)
+
+    return call
+
+
 def test_a_long_compilation_is_explained_once(monkeypatch, fresh, caplog):
     inductor._say.cache_clear()
     monkeypatch.setattr(inductor, "_PATIENCE", 0.0)
+    monkeypatch.setattr(torch, "compile", slowly)
     for dtype in (torch.bfloat16, torch.float32):
         params = model(2, dtype)
         give_gradients(params, 0)
