@@ -56,39 +56,44 @@ _LEFT_OUT = (
 _ASCEND = "Use a number >= 0, or flip_sign=False to ascend."
 
 
+P, WIDE = {"w": jnp.ones((2, 3))}, {"w": jnp.ones((2, 8))}
+NU = 'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
+
+
+def keeping(state_of):
+    """Return a transform that does nothing but keep a state."""
+    return optax.GradientTransformation(state_of, lambda updates, state, params=None: (updates, state))
+
+
+def complex_state():
+    return keeping(lambda params: {"z": jnp.zeros(3, jnp.complex64)})
+
+
+SCALED = hs.store_state(optax.chain(optax.trace(0.9)), hs.scaled("int8", 4, 0, 0), rounding="stochastic")
+
+
+def copy_of_params():
+    return keeping(lambda params: params)
+
+
 ROWS = [
     # Hyperparameters.
     (lambda: hs.scale_by_adam(b2=jnp.asarray(0.999, BF16)), TypeError, f"scale_by_adam: b2 is a bfloat16 array; {_INJECT}"),
-    (
-        lambda: hs.scale_by_adam(eps=jnp.int32(0)),
-        TypeError,
-        "scale_by_adam: eps is an integer array (int32); hyperparameters are float32. Use a float, such as 1.0 for 1.",
-    ),
+    (lambda: hs.scale_by_adam(eps=jnp.int32(0)), TypeError,
+     "scale_by_adam: eps is an integer array (int32); hyperparameters are float32. Use a float, such as 1.0 for 1."),
     (lambda: injected(), TypeError, f"scale_by_adam: b1 is a bfloat16 array; {_INJECT}"),
     (lambda: hs.adamw(-0.1), ValueError, f"scale_by_learning_rate: learning_rate=-0.1 is negative. {_ASCEND}"),
-    (
-        lambda: update(hs.scale_by_learning_rate(lambda count: jnp.bfloat16(0.1)), G),
-        TypeError,
-        f"scale_by_learning_rate: learning_rate is a bfloat16 array; {_INJECT}",
-    ),
-    (
-        lambda: update(hs.scale_by_learning_rate(lambda count: "0.1"), G),
-        TypeError,
-        "scale_by_learning_rate: learning_rate='0.1' is not a number. Use a float.",
-    ),
+    (lambda: update(hs.scale_by_learning_rate(lambda count: jnp.bfloat16(0.1)), G), TypeError,
+     f"scale_by_learning_rate: learning_rate is a bfloat16 array; {_INJECT}"),
+    (lambda: update(hs.scale_by_learning_rate(lambda count: "0.1"), G), TypeError,
+     "scale_by_learning_rate: learning_rate='0.1' is not a number. Use a float."),
     # Storage of moments.
-    (
-        lambda: hs.scale_by_adam(nu_rounding="nearest").init(W),
-        ValueError,
-        'scale_by_adam: nu_dtype=bfloat16 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 2^-8). '
-        'Use nu_rounding="stochastic", or nu_dtype="float32".',
-    ),
-    (
-        lambda: hs.adamw(1e-3).update(W, optax.adamw(1e-3).init(W), W),
-        ValueError,
-        "adamw: the state has 3 parts, due are 4: it is of another transform. Pass the state that init made; "
-        "from_optax(state, tx, params) makes one of the state of an Optax optimizer.",
-    ),
+    (lambda: hs.scale_by_adam(nu_rounding="nearest").init(W), ValueError,
+     'scale_by_adam: nu_dtype=bfloat16 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 2^-8). '
+     'Use nu_rounding="stochastic", or nu_dtype="float32".'),
+    (lambda: hs.adamw(1e-3).update(W, optax.adamw(1e-3).init(W), W), ValueError,
+     "adamw: the state has 3 parts, due are 4: it is of another transform. Pass the state that init made; "
+     "from_optax(state, tx, params) makes one of the state of an Optax optimizer."),
     *(
         (
             lambda storage=storage: hs.adamw(1e-3, param_storage=storage).update(W, optax.adamw(1e-3).init(W), W),
@@ -102,148 +107,78 @@ ROWS = [
             ("master", "keep_master_params", "KeepMasterParamsState"),
         )
     ),
-    (
-        lambda: hs.adamw(1e-3).update(W, None, W),
-        ValueError,
-        "adamw: the state is NoneType, due are 4: it is of another transform. Pass the state that init made; "
-        "from_optax(state, tx, params) makes one of the state of an Optax optimizer.",
-    ),
-    (
-        lambda: hs.adamw(1e-3).update(W, {"0": {}}, W),
-        ValueError,
-        "adamw: the state is a dict, due is a tuple of 4 parts: it was loaded without its types. Load it into the "
-        "target jax.eval_shape(tx.init, params).",
-    ),
-    (
-        lambda: update_if_finite(hs.adamw(1e-3)),
-        TypeError,
-        f"round_stochastically: {_LEFT_OUT}",
-    ),
-    (
-        lambda: update_if_finite(hs.adamw(1e-3, param_storage="feedback")),
-        TypeError,
-        f"adamw_fed_back: {_LEFT_OUT}",
-    ),
+    (lambda: hs.adamw(1e-3).update(W, None, W), ValueError,
+     "adamw: the state is NoneType, due are 4: it is of another transform. Pass the state that init made; "
+     "from_optax(state, tx, params) makes one of the state of an Optax optimizer."),
+    (lambda: hs.adamw(1e-3).update(W, {"0": {}}, W), ValueError,
+     "adamw: the state is a dict, due is a tuple of 4 parts: it was loaded without its types. Load it into the "
+     "target jax.eval_shape(tx.init, params)."),
+    (lambda: update_if_finite(hs.adamw(1e-3)), TypeError, f"round_stochastically: {_LEFT_OUT}"),
+    (lambda: update_if_finite(hs.adamw(1e-3, param_storage="feedback")), TypeError,
+     f"adamw_fed_back: {_LEFT_OUT}"),
     # Seeds and words.
     (lambda: hs.adam(1e-3, seed=jnp.int32(-2)), ValueError, f"scale_by_adam: seed=-2 is outside [0, 2^64). {_SEED}"),
-    (
-        lambda: hs.adam(1e-3, seed=jnp.zeros(3, jnp.uint32)),
-        TypeError,
-        f"scale_by_adam: seed is uint32 of shape (3,). {_A_SEED}",
-    ),
-    (
-        lambda: hs.adam(1e-3, seed=jnp.zeros(2, jnp.int32)),
-        TypeError,
-        f"scale_by_adam: seed is int32 of shape (2,). {_A_SEED}",
-    ),
+    (lambda: hs.adam(1e-3, seed=jnp.zeros(3, jnp.uint32)), TypeError,
+     f"scale_by_adam: seed is uint32 of shape (3,). {_A_SEED}"),
+    (lambda: hs.adam(1e-3, seed=jnp.zeros(2, jnp.int32)), TypeError,
+     f"scale_by_adam: seed is int32 of shape (2,). {_A_SEED}"),
     (lambda: hs.apply_updates(W, G), TypeError, "apply_updates: seed is missing: stochastic rounding takes words of both. Pass seed and step, or use optax.apply_updates after a transform of this package, whose last link has rounded."),
     (lambda: hs.apply_updates(W, G, -1, 1), ValueError, f"apply_updates: seed=-1 is outside [0, 2^64). {_SEED}"),
     # Rounding.
     (lambda: hs.round_to(1.0, "fp8"), TypeError, f"round_to: dtype='fp8' is not a rounding target. {_TARGETS}"),
-    (
-        lambda: hs.round_to(jnp.ones(3, jnp.int32), "bfloat16"),
-        TypeError,
-        "round_to: x is int32; it is rounded from float32. Cast it to float32.",
-    ),
-    (
-        lambda: hs.round_to(np.ones(3), "bfloat16"),
-        TypeError,
-        "round_to: x is float64; it is rounded from float32. Cast it to float32.",
-    ),
-    (
-        lambda: hs.round_to(jnp.ones(3), "bfloat16", jnp.ones(3, jnp.int32)),
-        TypeError,
-        "round_to: words are int32. Use one uint32 word per element.",
-    ),
-    (
-        lambda: hs.round_to(jnp.ones(3), "bfloat16", jnp.ones(4, jnp.uint32)),
-        ValueError,
-        "round_to: words have shape (4,), x (3,). Use one uint32 word per element.",
-    ),
+    (lambda: hs.round_to(jnp.ones(3, jnp.int32), "bfloat16"), TypeError,
+     "round_to: x is int32; it is rounded from float32. Cast it to float32."),
+    (lambda: hs.round_to(np.ones(3), "bfloat16"), TypeError,
+     "round_to: x is float64; it is rounded from float32. Cast it to float32."),
+    (lambda: hs.round_to(jnp.ones(3), "bfloat16", jnp.ones(3, jnp.int32)), TypeError,
+     "round_to: words are int32. Use one uint32 word per element."),
+    (lambda: hs.round_to(jnp.ones(3), "bfloat16", jnp.ones(4, jnp.uint32)), ValueError,
+     "round_to: words have shape (4,), x (3,). Use one uint32 word per element."),
     # Trees.
     (lambda: update(hs.scale_by_adam(), {"w": jnp.ones(3, jnp.int32)}), TypeError, f"scale_by_adam: the update of 'w' is int32; {_FLOATS}"),
-    (
-        lambda: update(hs.scale_by_learning_rate(1.0), {"w": jnp.ones(3, jnp.complex64)}),
-        TypeError,
-        f"scale_by_learning_rate: the update of 'w' is complex64; {_FLOATS}",
-    ),
-    (
-        lambda: update(hs.round_stochastically(), {"w": np.zeros(3, jax.dtypes.float0)}),
-        TypeError,
-        f"round_stochastically: the update of 'w' is float0; {_FLOATS}",
-    ),
-    (
-        lambda: update(hs.add_decayed_weights(0.1), {"w": jnp.ones(3, jnp.float8_e5m2)}),
-        TypeError,
-        f"add_decayed_weights: the update of 'w' is float8_e5m2; {_FLOATS}",
-    ),
+    (lambda: update(hs.scale_by_learning_rate(1.0), {"w": jnp.ones(3, jnp.complex64)}), TypeError,
+     f"scale_by_learning_rate: the update of 'w' is complex64; {_FLOATS}"),
+    (lambda: update(hs.round_stochastically(), {"w": np.zeros(3, jax.dtypes.float0)}), TypeError,
+     f"round_stochastically: the update of 'w' is float0; {_FLOATS}"),
+    (lambda: update(hs.add_decayed_weights(0.1), {"w": jnp.ones(3, jnp.float8_e5m2)}), TypeError,
+     f"add_decayed_weights: the update of 'w' is float8_e5m2; {_FLOATS}"),
     (lambda: update(hs.scale_by_adam(), {"w": 1.0}), TypeError, f"scale_by_adam: the update of 'w' is float; {_FLOATS}"),
     (lambda: hs.adamw(1e-3).init({"a": {"b": jnp.ones(3, jnp.int8)}}), TypeError, f"scale_by_adam: the weight 'a/b' is int8; {_WEIGHTS}"),
     (lambda: hs.ema_params(0.9).init({"w": np.ones(3)}), TypeError, "ema_params: the weight 'w' is float64; weights are float32, bfloat16 or float16. Cast it, or mask the leaf out."),
     (lambda: hs.round_stochastically().init([jnp.ones(3, jnp.complex64)]), TypeError, f"round_stochastically: the weight '0' is complex64; {_WEIGHTS}"),
-    (
-        lambda: update(hs.add_decayed_weights(0.1), G, {"w": jnp.ones(3, jnp.int32)}),
-        TypeError,
-        f"add_decayed_weights: the weight 'w' is int32; {_WEIGHTS}",
-    ),
+    (lambda: update(hs.add_decayed_weights(0.1), G, {"w": jnp.ones(3, jnp.int32)}), TypeError,
+     f"add_decayed_weights: the weight 'w' is int32; {_WEIGHTS}"),
     (
         lambda: hs.apply_updates({"w": np.ones(3)}, G, 0, 1),
         TypeError,
         "apply_updates: the weight 'w' is float64; weights are float32, bfloat16 or float16. Cast it, or mask the leaf out.",
     ),
-    (
-        lambda: update(hs.scale_by_adam(), G, seen={"w": jnp.ones(4, jnp.bfloat16)}),
-        ValueError,
-        "scale_by_adam: the update of 'w' has shape (3,), its mu (4,). Pass the tree that init saw.",
-    ),
-    (
-        lambda: update(hs.scale_by_adam(), G, seen={"w": None}),
-        ValueError,
-        "scale_by_adam: the update of 'w' has shape (3,), its mu None. Pass the tree that init saw.",
-    ),
-    (
-        lambda: update(hs.add_decayed_weights(0.1), G, {"w": jnp.ones((3, 1))}),
-        ValueError,
-        "add_decayed_weights: the update of 'w' has shape (3,), its weight (3, 1). "
-        "Pass the params that the updates are for.",
-    ),
-    (
-        lambda: hs.apply_updates({"w": jnp.ones(())}, G, 0, 1),
-        ValueError,
-        "apply_updates: the update of 'w' has shape (3,), its weight (). Pass the params that the updates are for.",
-    ),
-    (
-        lambda: update(hs.round_stochastically(), G, None),
-        ValueError,
-        "round_stochastically: params is None; the link rounds params + update. "
-        "Pass params to update(updates, state, params).",
-    ),
-    (
-        lambda: update(hs.add_decayed_weights(0.1), G, None),
-        ValueError,
-        "add_decayed_weights: params is None; the link adds weight_decay * params. "
-        "Pass params to update(updates, state, params).",
-    ),
-    (
-        lambda: hs.adam(1e-3).init({"a/b": W["w"], "a": {"b": W["w"]}}),
-        ValueError,
-        "scale_by_adam: two leaves have the name 'a/b', and so would share random words. Rename one of them.",
-    ),
+    (lambda: update(hs.scale_by_adam(), G, seen={"w": jnp.ones(4, jnp.bfloat16)}), ValueError,
+     "scale_by_adam: the update of 'w' has shape (3,), its mu (4,). Pass the tree that init saw."),
+    (lambda: update(hs.scale_by_adam(), G, seen={"w": None}), ValueError,
+     "scale_by_adam: the update of 'w' has shape (3,), its mu None. Pass the tree that init saw."),
+    (lambda: update(hs.add_decayed_weights(0.1), G, {"w": jnp.ones((3, 1))}), ValueError,
+     "add_decayed_weights: the update of 'w' has shape (3,), its weight (3, 1). "
+     "Pass the params that the updates are for."),
+    (lambda: hs.apply_updates({"w": jnp.ones(())}, G, 0, 1), ValueError,
+     "apply_updates: the update of 'w' has shape (3,), its weight (). Pass the params that the updates are for."),
+    (lambda: update(hs.round_stochastically(), G, None), ValueError,
+     "round_stochastically: params is None; the link rounds params + update. "
+     "Pass params to update(updates, state, params)."),
+    (lambda: update(hs.add_decayed_weights(0.1), G, None), ValueError,
+     "add_decayed_weights: params is None; the link adds weight_decay * params. "
+     "Pass params to update(updates, state, params)."),
+    (lambda: hs.adam(1e-3).init({"a/b": W["w"], "a": {"b": W["w"]}}), ValueError,
+     "scale_by_adam: two leaves have the name 'a/b', and so would share random words. Rename one of them."),
     (
         lambda: hs.keep_master_params(optax.identity()).update(G, hs.split_params(optax.identity()).init(W), W),
         ValueError,
         f"keep_master_params: the state is SplitParamsState, due is KeepMasterParamsState: {_ANOTHER}",
     ),
-    (
-        lambda: hs.scale_by_adam().update(G, hs.scale_by_lion().init(W)),
-        ValueError,
-        f"scale_by_adam: the state is ScaleByLionState, due is ScaleByAdamState: {_ANOTHER}",
-    ),
-    (
-        lambda: hs.scale_by_learning_rate(lambda count: 0.1).update(G, optax.EmptyState()),
-        ValueError,
-        f"scale_by_learning_rate: the state is EmptyState, due is ScheduleState: {_ANOTHER}",
-    ),
+    (lambda: hs.scale_by_adam().update(G, hs.scale_by_lion().init(W)), ValueError,
+     f"scale_by_adam: the state is ScaleByLionState, due is ScaleByAdamState: {_ANOTHER}"),
+    (lambda: hs.scale_by_learning_rate(lambda count: 0.1).update(G, optax.EmptyState()), ValueError,
+     f"scale_by_learning_rate: the state is EmptyState, due is ScheduleState: {_ANOTHER}"),
     (
         lambda: hs.scale_by_adam(mu_dtype="bfloat16").update(G, hs.scale_by_adam(mu_dtype="float32").init(W)),
         TypeError,
@@ -254,6 +189,60 @@ ROWS = [
         TypeError,
         "scale_by_adam: the nu of 'w' is int8, as another recipe keeps it: nu_dtype=None keeps bfloat16 or "
         "float32. Pass the state that init made, or the arguments that it had.",
+    ),
+    # LAMB.
+    (lambda: hs.lamb(0.01, max_norm=-1.0), ValueError,
+     "scale_by_trust_ratio: max_norm=-1.0 is negative. Use a number >= 0."),
+    (lambda: hs.lamb16(0.01, trust_power=1.0), ValueError,
+     "lamb16: trust_power=1.0 cancels the learning rate: a schedule would do nothing. "
+     "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."),
+    (lambda: hs.lamb16(0.01, trust_power=0.0), ValueError,
+     "lamb16: trust_power=0.0 is outside (0, 1). "
+     "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."),
+    (lambda: hs.lamb16(0.01, trust_power="half"), TypeError,
+     "lamb16: trust_power='half' is not a number. Use a float."),
+    (lambda: hs.lamb16(-0.01, trust_power=0.5), ValueError,
+     "lamb16: learning_rate=-0.01 is negative. Use a number >= 0."),
+    (lambda: hs.scale_by_trust_ratio().update({"w": jnp.ones(2)}, optax.EmptyState()), ValueError,
+     "scale_by_trust_ratio: params is None; the link compares the norms of params and updates. "
+     "Pass params to update(updates, state, params)."),
+    (lambda: update(hs.scale_by_trust_ratio(), {"w": jnp.ones(2)}, {"w": jnp.ones(3)}), ValueError,
+     "scale_by_trust_ratio: the update of 'w' has shape (2,), its weight (3,). "
+     "Pass the params that the updates are for."),
+    (lambda: update(hs.scale_by_trust_ratio(), {"w": jnp.ones(2)}, {"w": jnp.ones(2, jnp.int32)}), TypeError,
+     "scale_by_trust_ratio: the weight 'w' is int32; weights are float32, bfloat16, float16 or float64. "
+     "Cast it, or mask the leaf out."),
+    # store_state.
+    (lambda: SCALED.update(WIDE, SCALED.init(WIDE)._replace(scale={}), WIDE), ValueError,
+     "store_state: the state has no scale of '0/trace/w'. Pass the state that init made."),
+    (
+        lambda: hs.store_state(optax.adam(1.0), "bfloat16", select=lambda name, array: False).init(P),
+        ValueError,
+        "store_state: select chooses none of '0/mu/w', '0/nu/w'. "
+        "Choose one of them, or leave select out.",
+    ),
+    (lambda: hs.store_state(complex_state(), "bfloat16").init(P), TypeError,
+     "store_state: the state array 'z' is complex64; formats hold real numbers. "
+     "Wrap a transform of real numbers."),
+    (lambda: hs.store_state(optax.adam(1.0), "ufloat8_e6m2").init(P), ValueError,
+     f"store_state: format=ufloat8_e6m2 has no sign, and '0/mu/w' has one. {NU}"),
+    (lambda: hs.store_state(copy_of_params(), "ufloat8_e6m2").init({"w": -P["w"]}), ValueError,
+     f"store_state: format=ufloat8_e6m2 has no sign, and 'w' has one. {NU}"),
+    (
+        lambda: hs.store_state(optax.adam(1.0), "bfloat16").update(
+            P, hs.store_state(optax.adam(1.0), "bfloat16").init({"w": jnp.ones((2, 4))}), P
+        ),
+        ValueError,
+        "store_state: the state array '0/mu/w' is bfloat16[2, 4]; "
+        "format=bfloat16 makes it bfloat16[2, 3]. "
+        "Pass the state that init made, and the params that it saw.",
+    ),
+    (
+        lambda: hs.store_state(optax.adam(1.0), "bfloat16").update(
+            P, hs.store_state(optax.sgd(1.0, 0.9), "bfloat16").init(P), P
+        ),
+        ValueError,
+        "store_state: the state holds 1 arrays, a state of these params 3. Pass the tree that init saw.",
     ),
 ]  # fmt: skip
 

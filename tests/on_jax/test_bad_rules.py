@@ -38,46 +38,22 @@ FUNCTION = (
 
 
 BAD = [
-    (
-        lambda: rule(first(lambda g, n, op: op.apply(lambda x: x.astype(jnp.bfloat16), g))),
-        TypeError,
-        "own: <lambda> returns bfloat16 to op.apply. Return float32, or truth values.",
-    ),
-    (
-        lambda: rule(first(lambda g, n, op: None)),
-        TypeError,
-        "own: update returns a NoneType. Return a number of the step.",
-    ),
-    (
-        lambda: rule(kept, scope="parameter", mu=hs.moment(rate="b1", shape=lambda shape: 3)),
-        ValueError,
-        "own: the shape of mu for weights of (8, 16) is 3. Return a tuple of integers.",
-    ),
-    (
-        lambda: rule(kept, scope="all"),
-        ValueError,
-        'own: a rule of scope "all" keeps no moments. Use scope = "parameter".',
-    ),
-    (
-        lambda: rule(kept, mu_dtype="ufloat8_e6m2"),
-        ValueError,
-        "own: mu_dtype=ufloat8_e6m2 has no sign. Use it for nu, and a signed format for mu.",
-    ),
-    (
-        lambda: rule(kept, b1=hs.decay_rate(1.5)),
-        ValueError,
-        "own: b1=1.5 is outside [0, 1). Use a decay rate such as 0.9.",
-    ),
-    (
-        lambda: rule(lambda self, g, p, n, m, op: m.mu.round(self.b1 * g)),
-        TypeError,
-        "own: update reads self.b1. Use n.b1.",
-    ),
-    (
-        lambda: rule(lambda self, g, p, n, m, op: m.mu.round(g - self.b1)),
-        TypeError,
-        "own: update reads self.b1. Use n.b1.",
-    ),
+    (lambda: rule(first(lambda g, n, op: op.apply(lambda x: x.astype(jnp.bfloat16), g))), TypeError,
+     "own: <lambda> returns bfloat16 to op.apply. Return float32, or truth values."),
+    (lambda: rule(first(lambda g, n, op: None)), TypeError,
+     "own: update returns a NoneType. Return a number of the step."),
+    (lambda: rule(kept, scope="parameter", mu=hs.moment(rate="b1", shape=lambda shape: 3)), ValueError,
+     "own: the shape of mu for weights of (8, 16) is 3. Return a tuple of integers."),
+    (lambda: rule(kept, scope="all"), ValueError,
+     'own: a rule of scope "all" keeps no moments. Use scope = "parameter".'),
+    (lambda: rule(kept, mu_dtype="ufloat8_e6m2"), ValueError,
+     "own: mu_dtype=ufloat8_e6m2 has no sign. Use it for nu, and a signed format for mu."),
+    (lambda: rule(kept, b1=hs.decay_rate(1.5)), ValueError,
+     "own: b1=1.5 is outside [0, 1). Use a decay rate such as 0.9."),
+    (lambda: rule(lambda self, g, p, n, m, op: m.mu.round(self.b1 * g)), TypeError,
+     "own: update reads self.b1. Use n.b1."),
+    (lambda: rule(lambda self, g, p, n, m, op: m.mu.round(g - self.b1)), TypeError,
+     "own: update reads self.b1. Use n.b1."),
     (
         lambda: rule(lambda self, g, p, n, m, op: m.mu.round(g if self.b2 else -g), b2=hs.option(True)),
         TypeError,
@@ -85,7 +61,7 @@ BAD = [
     ),
     (lambda: rule(first(lambda g, n, op: jnp.concatenate([g, g]))), TypeError, FUNCTION),
     (lambda: rule(first(lambda g, n, op: jax.lax.exp(g))), TypeError, FUNCTION),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "error", "message"), BAD, ids=range(len(BAD)))

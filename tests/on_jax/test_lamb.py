@@ -233,35 +233,3 @@ def test_a_learning_rate_of_zero_moves_nothing():
         tx = hs.lamb16(rate, trust_power=0.382)
         updates, _ = jax.jit(tx.update)({"w": jnp.ones(4)}, tx.init(p), p)
         np.testing.assert_array_equal(updates["w"], 0)
-
-
-BAD = [
-    (functools.partial(hs.lamb, LR, max_norm=-1.0), ValueError,
-     "scale_by_trust_ratio: max_norm=-1.0 is negative. Use a number >= 0."),
-    (functools.partial(hs.lamb16, LR, trust_power=1.0), ValueError,
-     "lamb16: trust_power=1.0 cancels the learning rate: a schedule would do nothing. "
-     "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."),
-    (functools.partial(hs.lamb16, LR, trust_power=0.0), ValueError,
-     "lamb16: trust_power=0.0 is outside (0, 1). "
-     "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."),
-    (functools.partial(hs.lamb16, LR, trust_power="half"), TypeError,
-     "lamb16: trust_power='half' is not a number. Use a float."),
-    (functools.partial(hs.lamb16, -LR, trust_power=0.5), ValueError,
-     "lamb16: learning_rate=-0.01 is negative. Use a number >= 0."),
-    (lambda: hs.scale_by_trust_ratio().update({"w": jnp.ones(2)}, optax.EmptyState()), ValueError,
-     "scale_by_trust_ratio: params is None; the link compares the norms of params and updates. "
-     "Pass params to update(updates, state, params)."),
-    (lambda: scaled_by_ratio(hs.scale_by_trust_ratio(), np.ones(3), np.ones(2)), ValueError,
-     "scale_by_trust_ratio: the update of 'w' has shape (2,), its weight (3,). "
-     "Pass the params that the updates are for."),
-    (lambda: scaled_by_ratio(hs.scale_by_trust_ratio(), np.ones(2, np.int32), np.ones(2)), TypeError,
-     "scale_by_trust_ratio: the weight 'w' is int32; weights are float32, bfloat16, float16 or float64. "
-     "Cast it, or mask the leaf out."),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=[row[2][:60] for row in BAD])
-def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, error, message):
-    with pytest.raises(error) as caught:
-        call()
-    assert str(caught.value) == message

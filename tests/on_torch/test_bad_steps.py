@@ -44,52 +44,28 @@ def cast(optimizer, params):
 
 # what is done before a step, kind of error, its message
 STEPS = [
-    (
-        set_grad(1, torch.ones(4, dtype=torch.bfloat16).to_sparse()),
-        TypeError,
-        "AdamW: the gradient of 'b' is sparse; gradients are dense. Use sparse=False in the layer.",
-    ),
-    (
-        set_grad(1, torch.ones(4, dtype=torch.float64), torch.float64),
-        TypeError,
-        "AdamW: the gradient of 'b' is float64; gradients are float32, bfloat16 or float16. Cast it.",
-    ),
-    (
-        reshape_alone,
-        ValueError,
-        "AdamW: the gradient of 'b' has shape (4,) on cpu, its weight (5,) on cpu. Run backward again.",
-    ),
-    (
-        resize,
-        ValueError,
-        "AdamW: exp_avg of 'b' has shape (4,) on cpu, its weight (5,) on cpu. "
-        "Make the optimizer once the model has its shape and device.",
-    ),
-    (
-        set_entry("nu_dtype", "float32"),
-        ValueError,
-        "AdamW: exp_avg_sq of 'a' is stored in bfloat16, its group says float32 for a bfloat16 weight. "
-        "Cast the model, and set formats, before the first step.",
-    ),
-    (
-        cast,
-        ValueError,
-        "AdamW: exp_avg of 'a' is stored in bfloat16, its group says float32 for a float32 weight. "
-        "Cast the model, and set formats, before the first step.",
-    ),
-    (
-        set_entry("lr", -1.0),
-        ValueError,
-        "AdamW: lr=-1.0 is negative. Use a number >= 0, or maximize=True to ascend.",
-    ),
+    (set_grad(1, torch.ones(4, dtype=torch.bfloat16).to_sparse()), TypeError,
+     "AdamW: the gradient of 'b' is sparse; gradients are dense. Use sparse=False in the layer."),
+    (set_grad(1, torch.ones(4, dtype=torch.float64), torch.float64), TypeError,
+     "AdamW: the gradient of 'b' is float64; gradients are float32, bfloat16 or float16. Cast it."),
+    (reshape_alone, ValueError,
+     "AdamW: the gradient of 'b' has shape (4,) on cpu, its weight (5,) on cpu. Run backward again."),
+    (resize, ValueError,
+     "AdamW: exp_avg of 'b' has shape (4,) on cpu, its weight (5,) on cpu. "
+     "Make the optimizer once the model has its shape and device."),
+    (set_entry("nu_dtype", "float32"), ValueError,
+     "AdamW: exp_avg_sq of 'a' is stored in bfloat16, its group says float32 for a bfloat16 weight. "
+     "Cast the model, and set formats, before the first step."),
+    (cast, ValueError,
+     "AdamW: exp_avg of 'a' is stored in bfloat16, its group says float32 for a float32 weight. "
+     "Cast the model, and set formats, before the first step."),
+    (set_entry("lr", -1.0), ValueError,
+     "AdamW: lr=-1.0 is negative. Use a number >= 0, or maximize=True to ascend."),
     (set_entry("lr", None), TypeError, "AdamW: lr=None is not a number. Use a float."),
-    (
-        set_entry("betas", (0.9, 1.0)),
-        ValueError,
-        "AdamW: betas[1]=1.0 is outside [0, 1). Use a decay rate such as 0.999.",
-    ),
+    (set_entry("betas", (0.9, 1.0)), ValueError,
+     "AdamW: betas[1]=1.0 is outside [0, 1). Use a decay rate such as 0.999."),
     (set_entry("eps", float("nan")), ValueError, "AdamW: eps=nan is not a number. Use a number >= 0."),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -124,79 +124,51 @@ def test_a_count_that_no_step_can_add_to_is_refused_before_anything_moves(count,
 
 HEADER = ("param_groups", 0, "halfstep")
 EDITS = [
-    (
-        (("param_groups",), []),
-        "load_state_dict: the state dict has 0 param groups, this optimizer 1. "
-        "Build it with the groups of the run that was saved.",
-    ),
-    (
-        (HEADER, DELETED),
-        "load_state_dict: param group 0 was not written by halfstep_torch: it has no 'halfstep' entry. "
-        "Pass a state dict of the same optimizer class, or pass torch's own to load_float32_state_dict.",
-    ),
-    (
-        ((*HEADER, "counts"), "2 x"),
-        "load_state_dict: 'counts' in 'halfstep' of group 0 are '2 x'. The file is damaged: load another.",
-    ),
-    (
-        ((*HEADER, "spec_version"), 1),
-        "load_state_dict: the state dict follows version 1 of the contract, this package version 3. "
-        "Load it with the halfstep that wrote it. To go on with this version, carry the run over in float32: "
-        "weights by float32_params there and set_float32_params here, the state by to_optax and from_optax, "
-        "in torch float32_state_dict and load_float32_state_dict.",
-    ),
-    (
-        ((*HEADER, "links"), ["scale_by_lion"]),
-        "load_state_dict: the state dict is of the chain scale_by_lion, this optimizer of scale_by_adam, "
-        "add_decayed_weights, scale_by_learning_rate, round_stochastically. "
-        "Build the chain of the run that was saved, or move its float32_state_dict here by "
-        "load_float32_state_dict.",
-    ),
-    (
-        ((*HEADER, "names"), ["a/w", "a/b"]),
-        "load_state_dict: param group 0 has 2 parameters in the state dict, 3 here. "
-        "Build the optimizer with the parameters of the run that was saved.",
-    ),
-    (
-        ((*HEADER, "names"), ["a/w", "a/bias", "scale"]),
-        "load_state_dict: parameter 'a/b' is not in group 0 of the state dict, and names decide the random "
-        "words. Pass the parameters with the names of the run that was saved.",
-    ),
-    (
-        (("state", 0, "exp_avg"), DELETED),
-        "load_state_dict: the state of 'a/w' holds exp_avg_sq, step; this optimizer keeps exp_avg, "
-        f"exp_avg_sq, step. {OTHER_FORMATS}",
-    ),
-    (
-        (("state", 1, "exp_avg_sq"), torch.zeros(5)),
-        f"load_state_dict: exp_avg_sq of 'a/b' is float32 in the state dict, bfloat16 here. {OTHER_FORMATS}",
-    ),
-    (
-        (("state", 1, "exp_avg"), torch.zeros(6, dtype=torch.bfloat16)),
-        "load_state_dict: exp_avg of 'a/b' has shape (6,) in the state dict, (5,) here. "
-        "Build the model of the run that was saved, and the optimizer with its recipe, dtypes and "
-        "param_storage.",
-    ),
-    (
-        (("state", 2, "exp_avg"), torch.zeros(0, dtype=torch.bfloat16, device="meta")),
-        "load_state_dict: exp_avg of 'scale' is torch.strided on meta. Pass dense arrays with numbers: load "
-        "the file without map_location='meta'.",
-    ),
-    (
-        (("state", 1, "exp_avg"), torch.zeros(5, dtype=torch.bfloat16).to_sparse()),
-        "load_state_dict: exp_avg of 'a/b' is torch.sparse_coo on cpu. Pass dense arrays with numbers: load "
-        "the file without map_location='meta'.",
-    ),
-    (
-        (("state", 7), {"step": torch.tensor(1)}),
-        "load_state_dict: the state dict holds state of 7, which is no parameter of its groups. "
-        "Pass what state_dict() returned.",
-    ),
-    (
-        (("param_groups", 0, "lr"), -1.0),
-        "AdamW: lr=-1.0 is negative. Use a number >= 0, or maximize=True to ascend.",
-    ),
-]
+    ((("param_groups",), []),
+     "load_state_dict: the state dict has 0 param groups, this optimizer 1. "
+     "Build it with the groups of the run that was saved."),
+    ((HEADER, DELETED),
+     "load_state_dict: param group 0 was not written by halfstep_torch: it has no 'halfstep' entry. "
+     "Pass a state dict of the same optimizer class, or pass torch's own to load_float32_state_dict."),
+    (((*HEADER, "counts"), "2 x"),
+     "load_state_dict: 'counts' in 'halfstep' of group 0 are '2 x'. The file is damaged: load another."),
+    (((*HEADER, "spec_version"), 1),
+     "load_state_dict: the state dict follows version 1 of the contract, this package version 3. "
+     "Load it with the halfstep that wrote it. To go on with this version, carry the run over in float32: "
+     "weights by float32_params there and set_float32_params here, the state by to_optax and from_optax, "
+     "in torch float32_state_dict and load_float32_state_dict."),
+    (((*HEADER, "links"), ["scale_by_lion"]),
+     "load_state_dict: the state dict is of the chain scale_by_lion, this optimizer of scale_by_adam, "
+     "add_decayed_weights, scale_by_learning_rate, round_stochastically. "
+     "Build the chain of the run that was saved, or move its float32_state_dict here by "
+     "load_float32_state_dict."),
+    (((*HEADER, "names"), ["a/w", "a/b"]),
+     "load_state_dict: param group 0 has 2 parameters in the state dict, 3 here. "
+     "Build the optimizer with the parameters of the run that was saved."),
+    (((*HEADER, "names"), ["a/w", "a/bias", "scale"]),
+     "load_state_dict: parameter 'a/b' is not in group 0 of the state dict, and names decide the random "
+     "words. Pass the parameters with the names of the run that was saved."),
+    ((("state", 0, "exp_avg"), DELETED),
+     "load_state_dict: the state of 'a/w' holds exp_avg_sq, step; this optimizer keeps exp_avg, "
+     f"exp_avg_sq, step. {OTHER_FORMATS}"),
+    ((("state", 1, "exp_avg_sq"), torch.zeros(5)),
+     f"load_state_dict: exp_avg_sq of 'a/b' is float32 in the state dict, bfloat16 here. {OTHER_FORMATS}"),
+    ((("state", 1, "exp_avg"), torch.zeros(6, dtype=torch.bfloat16)),
+     "load_state_dict: exp_avg of 'a/b' has shape (6,) in the state dict, (5,) here. "
+     "Build the model of the run that was saved, and the optimizer with its recipe, dtypes and "
+     "param_storage."),
+    ((("state", 2, "exp_avg"), torch.zeros(0, dtype=torch.bfloat16, device="meta")),
+     "load_state_dict: exp_avg of 'scale' is torch.strided on meta. Pass dense arrays with numbers: load "
+     "the file without map_location='meta'."),
+    ((("state", 1, "exp_avg"), torch.zeros(5, dtype=torch.bfloat16).to_sparse()),
+     "load_state_dict: exp_avg of 'a/b' is torch.sparse_coo on cpu. Pass dense arrays with numbers: load "
+     "the file without map_location='meta'."),
+    ((("state", 7), {"step": torch.tensor(1)}),
+     "load_state_dict: the state dict holds state of 7, which is no parameter of its groups. "
+     "Pass what state_dict() returned."),
+    ((("param_groups", 0, "lr"), -1.0),
+     "AdamW: lr=-1.0 is negative. Use a number >= 0, or maximize=True to ascend."),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "message"), EDITS, ids=[message[17:60] for _, message in EDITS])

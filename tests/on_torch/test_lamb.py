@@ -213,35 +213,6 @@ def test_compiled_steps_are_the_eager_ones(storage, monkeypatch):
         assert torch.equal(s["exp_avg_sq"], t["exp_avg_sq"])
 
 
-def lamb(**options):
-    return hs.Lamb([torch.nn.Parameter(torch.ones(2))], **options)
-
-
-def lamb16(**options):
-    return hs.Lamb16([torch.nn.Parameter(torch.ones(2))], **options)
-
-
-POWER = "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
-
-
-BAD = [
-    (lambda: lamb(max_norm=-1.0), ValueError, "Lamb: max_norm=-1.0 is negative. Use a number >= 0."),
-    (lambda: lamb16(trust_power=1.0), ValueError,
-     f"Lamb16: trust_power=1.0 cancels the learning rate: a schedule would do nothing. {POWER}"),
-    (lambda: lamb16(trust_power=0.0), ValueError, f"Lamb16: trust_power=0.0 is outside (0, 1). {POWER}"),
-    (lambda: lamb16(trust_power=-0.5), ValueError, f"Lamb16: trust_power=-0.5 is outside (0, 1). {POWER}"),
-    (lambda: lamb16(trust_power="half"), TypeError,
-     "Lamb16: trust_power='half' is not a number. Use a float."),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=[row[2][:60] for row in BAD])
-def test_a_bad_call_is_told_what_is_wrong_and_what_to_do(call, error, message):
-    with pytest.raises(error) as caught:
-        call()
-    assert str(caught.value) == message
-
-
 @pytest.mark.parametrize(
     ("entry", "value"), [("trust_power", 1.5), ("max_norm", -1.0), ("lr", -1.0), ("trust_power", "x")]
 )

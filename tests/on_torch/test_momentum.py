@@ -103,54 +103,6 @@ def test_schedulers_that_cycle_momentum_drive_it_as_torchs_own(name):
     assert len({momentum for _, momentum in rates[0]}) > 2
 
 
-def parameter():
-    return torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-
-
-@pytest.mark.parametrize(
-    ("call", "kind", "message"),
-    [
-        (
-            lambda: hs.SGD([parameter()], nesterov=True),
-            ValueError,
-            "SGD: nesterov=True with momentum=0.0. Use a momentum such as 0.9.",
-        ),
-        (
-            lambda: hs.SGD([parameter()], momentum=-0.1),
-            ValueError,
-            "SGD: momentum=-0.1 is outside [0, 1). Use a decay rate such as 0.9.",
-        ),
-        (
-            lambda: hs.SGD([parameter()], momentum=0.999, rounding="nearest"),
-            ValueError,
-            'SGD: accumulator_dtype=bfloat16 with rounding="nearest" freezes at momentum=0.999 '
-            '(1-momentum < 2^-8). Use rounding="stochastic", or accumulator_dtype="float32".',
-        ),
-        (
-            lambda: hs.Lion([parameter()], betas=0.9),
-            TypeError,
-            "Lion: betas=0.9 is not a pair. Use a pair such as (0.9, 0.999).",
-        ),
-        (
-            lambda: hs.Lion([parameter()], betas=(0.9, 0.999), mu_rounding="nearest"),
-            ValueError,
-            'Lion: mu_dtype=bfloat16 with mu_rounding="nearest" freezes at b2=0.999 (1-b2 < 2^-8). '
-            'Use mu_rounding="stochastic", or mu_dtype="float32".',
-        ),
-        (
-            lambda: hs.Lion([parameter()], mu_rounding="up"),
-            ValueError,
-            "Lion: mu_rounding='up' is not a rounding. "
-            'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".',
-        ),
-    ],
-)
-def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, kind, message):
-    with pytest.raises(kind) as caught:
-        call()
-    assert str(caught.value) == message
-
-
 def test_a_chain_and_the_class_are_one():
     results = []
     for make in (
