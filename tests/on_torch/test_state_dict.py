@@ -452,8 +452,10 @@ def test_a_file_that_is_half_loaded_stops_the_run_until_it_is_loaded_again(fails
         pytest.raises(RuntimeError, match="not enough memory"),
     ):
         hs.load_state(tmp_path / "run", model, optimizer)
-    with pytest.raises(RuntimeError, match="AdamW: the last load failed while it copied"):
-        optimizer.step()
+    save = functools.partial(hs.save_state, tmp_path, model)
+    for use in (hs.AdamW.step, save, hs.float32_params, hs.float32_state_dict, hs.stored_params):
+        with pytest.raises(RuntimeError, match="AdamW: the last load failed while it copied"):
+            use(optimizer)
     hs.load_state(tmp_path / "run", model, optimizer)
     assert all(map(torch.equal, model.parameters(), saved))
     optimizer.step()

@@ -55,6 +55,7 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
     Raises:
         TypeError: if it is not an `Optimizer`.
         ValueError: if an `eps_root` is not 0, which torch has not.
+        RuntimeError: if the last load failed while it copied.
 
     Example:
         >>> import halfstep_torch as hs
@@ -68,6 +69,7 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
     Source: ours.
     """
     check_optimizer("float32_state_dict", optimizer)
+    optimizer.check_loaded()
     groups, state, index = [], {}, 0
     states = decoded_states(optimizer, {param for param, kept in optimizer.state.items() if kept})
     for i, group in enumerate(optimizer.param_groups):

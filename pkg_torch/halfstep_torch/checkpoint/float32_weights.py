@@ -33,6 +33,10 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
         Copies, float32 and row-major; the copy of a DTensor is a DTensor with the same placement. They are in
         a dict by the parameters' names or, if the optimizer was given no names, in a list in its order.
 
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+        RuntimeError: if the last load failed while it copied.
+
     Example:
         >>> import halfstep_torch as hs
         >>> model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
@@ -43,6 +47,7 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
     Source: contract P4, P5.
     """
     check_optimizer("float32_params", optimizer)
+    optimizer.check_loaded()
     values: dict[Any, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
         state, p32 = optimizer.state.get(param), local_part(param).detach().to(torch.float32).contiguous()

@@ -62,6 +62,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
         TypeError: if it is not an `Optimizer`, or a parameter is of a dtype that a file does not hold.
         ValueError: if the optimizer has a parameter that is not of the model, or two have one name.
         OSError: if the file cannot be written.
+        RuntimeError: if the last load failed while it copied.
 
     Example:
         >>> import pathlib, tempfile, halfstep_torch as hs
@@ -75,6 +76,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     """
     caller = "save_state"
     weights, stepped = _parameters(caller, model, optimizer)
+    optimizer.check_loaded()
     meshes = list(by_mesh(filter(is_sharded, weights.values())))
     writes = not meshes or torch.distributed.get_rank() == 0
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p, writes) for leaf, p in weights.items()}

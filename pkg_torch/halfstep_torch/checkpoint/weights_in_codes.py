@@ -59,6 +59,7 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
     Raises:
         TypeError: if it is not an `Optimizer`.
         ValueError: if it holds no weights in codes.
+        RuntimeError: if the last load failed while it copied.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -73,6 +74,7 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
     Source: ours (contract P8).
     """
     check_optimizer("stored_params", optimizer)
+    optimizer.check_loaded()
     given = (group.get("param_names", [""] * len(group["params"])) for group in optimizer.param_groups)
     stored = {}
     for name, (leaf, param, plan) in zip(itertools.chain(*given), optimizer.plans(), strict=True):
