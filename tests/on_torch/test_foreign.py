@@ -1,6 +1,8 @@
 """Optimizers of others step 16-bit weights by `round_weights`."""
 
+import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -176,6 +178,31 @@ def test_a_run_goes_on_from_its_state_dict_to_the_bit():
     other.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["optimizer"])
     assert equal(run, train(other, resumed, 2, first=2))
+
+
+def test_a_copy_of_a_run_goes_on_to_the_bit():
+    model = net()
+    run = model, hs.round_weights(torch.optim.AdamW(model.parameters(), lr=1e-3))
+    train(*run, 2)
+    copies = copy.deepcopy(run), pickle.loads(pickle.dumps(run))
+    after = train(*run, 3, first=2)
+    assert all(equal(after, train(*other, 3, first=2)) for other in copies)
+
+
+def test_the_optimizer_that_was_passed_is_not_stepped_alone():
+    optimizer = torch.optim.AdamW(net().parameters())
+    for kept in (hs.round_weights(optimizer), None):
+        with pytest.raises(RuntimeError, match=r"Step what was returned: optimizer = round_weights"):
+            optimizer.step()
+        del kept
+
+
+def test_a_scheduler_of_the_optimizer_that_was_passed_is_refused():
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    with pytest.raises(RuntimeError, match="a scheduler was built with the optimizer that was passed"):
+        train(model, hs.round_weights(optimizer), 1)
 
 
 def test_float32_weights_are_stepped_as_they_are():

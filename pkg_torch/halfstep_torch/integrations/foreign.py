@@ -1,6 +1,7 @@
 """Optimizers of others on 16-bit weights: they step float32 copies, and weights are rounded from these."""
 
 import collections
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from halfstep_torch.optimizer_state.form import check_form
 _FUNCTION = "round_weights"
 _SEED, _COUNT = "round_seed", "round_step"
 _OURS = ("params", "param_names", _SEED)
+_PICKLED = ("_optimizer", "_piece", "_compile", "_members", "_whole")
 
 
 def round_weights(
@@ -173,6 +175,7 @@ class RoundedWeights(torch.optim.Optimizer):
     """What `round_weights` returns."""
 
     _whole = False
+    _stepping = False
 
     def __init__(
         self,
@@ -183,9 +186,7 @@ class RoundedWeights(torch.optim.Optimizer):
         choice: CompileChoice,
     ):
         self._optimizer, self._piece, self._compile = optimizer, piece_size, choice
-        self._memory: Any = collections.defaultdict(dict)
-        self._layout: list[Any] = []
-        self._kept: dict[int, _Piece] = {}
+        self._hold()
         groups = [dict(group) for group in optimizer.param_groups]
         if (given := parameter_names(_FUNCTION, names)) is not None:
             groups = [{**g, "params": with_names(_FUNCTION, g["params"], given)} for g in groups]
@@ -210,6 +211,30 @@ class RoundedWeights(torch.optim.Optimizer):
         for group, own in zip(optimizer.param_groups, self.param_groups, strict=True):
             group["params"] = [next(shadows).copy for _ in own["params"]]
 
+    def _hold(self) -> None:
+        """Have no memory of copies yet; the optimizer has no weights any more, and steps for this alone."""
+        self._memory: Any = collections.defaultdict(dict)
+        self._layout: list[Any] = []
+        self._kept: dict[int, _Piece] = {}
+        holder = weakref.ref(self)
+
+        def refuse(*_: Any) -> None:
+            if (own := holder()) is None or not own._stepping:
+                raise RuntimeError(
+                    f"{_FUNCTION}: the optimizer that was passed has no weights any more, and its step would "
+                    "change none. Step what was returned: optimizer = round_weights(optimizer)."
+                )
+
+        self._optimizer.register_step_pre_hook(refuse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._forget()
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in _PICKLED}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._hold()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, while the optimizer is built."""
         if self._whole:
@@ -222,7 +247,15 @@ class RoundedWeights(torch.optim.Optimizer):
 
         Args:
             closure: re-evaluates the model and returns the loss.
+
+        Raises:
+            RuntimeError: if a scheduler has the optimizer that was wrapped.
         """
+        if hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
+            raise RuntimeError(
+                f"{_FUNCTION}: a scheduler was built with the optimizer that was passed, and sets no rate of "
+                "what was returned. Build it after round_weights, with what that returned."
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -280,7 +313,11 @@ class RoundedWeights(torch.optim.Optimizer):
     def _step_copies(self, piece: _Piece, check: Callable[[], None]) -> None:
         """Let the optimizer step copies of a piece, and round the weights from them."""
         piece.fill()
-        self._optimizer.step()
+        self._stepping = True
+        try:
+            self._optimizer.step()
+        finally:
+            self._stepping = False
         check()
         state = [self.state[member.param] for member in piece.members]
         counts = [kept[_COUNT] if _COUNT in kept else torch.zeros((), dtype=torch.int64) for kept in state]
