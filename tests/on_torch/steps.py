@@ -84,21 +84,3 @@ def norm_bound(n: int) -> float:
 def reals(shape, scale: float = 1.0, seed: int = 3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).float()
-
-
-def mlp(dtype=torch.bfloat16) -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)]
-    return torch.nn.Sequential(*layers).to(dtype)
-
-
-def inputs(step: int, dtype=torch.bfloat16) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn((16, 6), generator=generator).to(dtype)
-
-
-def train(model, optimizer, steps, dtype=torch.bfloat16):
-    for step in steps:
-        optimizer.zero_grad()
-        model(inputs(step, dtype)).square().mean().backward()
-        optimizer.step()

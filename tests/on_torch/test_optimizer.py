@@ -5,33 +5,25 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import halfstep_torch as hs
-from on_torch.steps import inputs, mlp
-
-
-def named(shapes=((5, 4), (300,), (7, 3, 2))):
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (f"layer.{i}.w", torch.nn.Parameter(torch.randn(shape, generator=generator).bfloat16()))
-        for i, shape in enumerate(shapes)
-    ]
+from on_torch.demands import give_grads, parameters
 
 
 def test_step_zero_grad_drops_the_gradients_after_use():
-    model = mlp()
-    optimizer = hs.AdamW(model.named_parameters())
-    model(inputs(0)).sum().backward()
+    params = parameters()
+    optimizer = hs.AdamW(params)
+    give_grads(params, 0)
     assert optimizer.step(zero_grad=True) is None
-    assert all(p.grad is None for p in model.parameters())
-    assert all(optimizer.state[p]["step"] == 1 for p in model.parameters())
+    assert all(p.grad is None for _, p in params)
+    assert all(optimizer.state[p]["step"] == 1 for _, p in params)
 
 
 def test_gradients_are_not_written_to():
-    params = named()
+    params = parameters()
     optimizer = hs.Adam(params, weight_decay=0.1, maximize=True)
-    for _, p in params:
-        p.grad = torch.ones_like(p)
+    give_grads(params, 0)
+    before = [p.grad.clone() for _, p in params]
     optimizer.step()
-    assert all(torch.equal(p.grad, torch.ones_like(p)) for _, p in params)
+    assert all(torch.equal(p.grad, grad) for (_, p), grad in zip(params, before, strict=True))
 
 
 def test_counts_stop_at_the_last_step_and_others_go_on():
@@ -49,9 +41,9 @@ def test_counts_stop_at_the_last_step_and_others_go_on():
 
 
 def test_a_step_leaves_the_global_generators_alone():
-    model = mlp()
-    optimizer = hs.AdamW(model.named_parameters())
-    model(inputs(0)).sum().backward()
+    params = parameters()
+    optimizer = hs.AdamW(params)
+    give_grads(params, 0)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     optimizer.step()
     assert torch.equal(before, torch.get_rng_state())

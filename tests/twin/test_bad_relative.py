@@ -20,40 +20,30 @@ def build(name: str, rule: str, **options) -> None:
         halfstep_torch.Optimizer([("w", torch.nn.Parameter(torch.zeros(64, 64)))], link)
 
 
+REFUSED = [
+    ("scale_by_lion", {"mu_dtype": ("float8_e3m4",)}, r"mu_dtype=relative\(...\) needs a second moment"),
+    ("trace", {"decay": 0.9, "accumulator_dtype": ("int8",)}, r"relative\(...\) needs a second moment"),
+    ("scale_by_adam", {"nu_dtype": ("float8_e3m4",)}, r"nu_dtype=relative\(...\) needs a second moment"),
+    ("scale_by_adam", {"mu_dtype": ("int8",), "b2": 0.9999}, r"reaches 22.9 roots of nu at b"),
+    ("scale_by_adam", {"mu_dtype": ("int8",), "b1": 0.99, "b2": 0.9}, r"reaches inf roots of nu at b"),
+    ("scale_by_lion", {"mu_dtype": ("mulaw8",)}, r"mu_dtype=relative\(...\) needs a second moment"),
+    ("scale_by_lion", {"mu_dtype": "uroot4_e4m4"}, "mu_dtype=uroot4_e4m4 has no sign. Use it for nu"),
+    ("scale_by_adam", {"mu_dtype": ("mulaw8",), "nu_dtype": "uroot4_e4m4", "b2": 0.9999},
+     "reaches 22.9 roots of nu at b"),
+    ("scale_by_adam", {"nu_dtype": "uroot4_e4m4"}, "nu_dtype=uroot4_e4m4 stops at its largest number"),
+    ("scale_by_adam", {"mu_dtype": ("int8", 128), "nu_dtype": "uroot4_e4m4"},
+     "nu_dtype=uroot4_e4m4 stops at its largest number"),
+    ("scale_by_adan", {"nu_dtype": "uroot4_e4m4"}, "nu_dtype=uroot4_e4m4 stops at its largest number"),
+    ("scale_by_adam", {"mu_dtype": ("mulaw8",)}, r'gives, and nu_dtype is None. Use nu_dtype="uroot4_e4m4"'),
+    ("scale_by_adam", {"mu_dtype": ("mulaw8",), "nu_dtype": "ufloat8_e6m2"},
+     r'mulaw8"\) is in units of a power of two that nu_dtype="uroot4_e4m4" gives, and nu_dtype is ufl'),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", PACKAGES)
 @pytest.mark.parametrize(
     ("rule", "options", "message"),
-    [
-        ("scale_by_lion", {"mu_dtype": ("float8_e3m4",)}, r"mu_dtype=relative\(...\) needs a second moment"),
-        ("trace", {"decay": 0.9, "accumulator_dtype": ("int8",)}, r"relative\(...\) needs a second moment"),
-        ("scale_by_adam", {"nu_dtype": ("float8_e3m4",)}, r"nu_dtype=relative\(...\) needs a second moment"),
-        ("scale_by_adam", {"mu_dtype": ("int8",), "b2": 0.9999}, r"reaches 22.9 roots of nu at b"),
-        ("scale_by_adam", {"mu_dtype": ("int8",), "b1": 0.99, "b2": 0.9}, r"reaches inf roots of nu at b"),
-        ("scale_by_lion", {"mu_dtype": ("mulaw8",)}, r"mu_dtype=relative\(...\) needs a second moment"),
-        ("scale_by_lion", {"mu_dtype": "uroot4_e4m4"}, "mu_dtype=uroot4_e4m4 has no sign. Use it for nu"),
-        (
-            "scale_by_adam",
-            {"mu_dtype": ("mulaw8",), "nu_dtype": "uroot4_e4m4", "b2": 0.9999},
-            "reaches 22.9 roots of nu at b",
-        ),
-        ("scale_by_adam", {"nu_dtype": "uroot4_e4m4"}, "nu_dtype=uroot4_e4m4 stops at its largest number"),
-        (
-            "scale_by_adam",
-            {"mu_dtype": ("int8", 128), "nu_dtype": "uroot4_e4m4"},
-            "nu_dtype=uroot4_e4m4 stops at its largest number",
-        ),
-        ("scale_by_adan", {"nu_dtype": "uroot4_e4m4"}, "nu_dtype=uroot4_e4m4 stops at its largest number"),
-        (
-            "scale_by_adam",
-            {"mu_dtype": ("mulaw8",)},
-            r'gives, and nu_dtype is None. Use nu_dtype="uroot4_e4m4"',
-        ),
-        (
-            "scale_by_adam",
-            {"mu_dtype": ("mulaw8",), "nu_dtype": "ufloat8_e6m2"},
-            r'mulaw8"\) is in units of a power of two that nu_dtype="uroot4_e4m4" gives, and nu_dtype is ufl',
-        ),
-    ],
+    REFUSED,
 )
 def test_relative_is_refused_where_there_is_no_second_moment_or_no_bound(name, rule, options, message):
     relative = PACKAGES[name].relative

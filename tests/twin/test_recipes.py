@@ -129,71 +129,44 @@ P = [("w", torch.nn.Parameter(torch.ones(64, 128).bfloat16()))]
 ONE_MOMENT = r'Use "full_precision", "near_float32", "sixteen_bit" or "eight_bit"\.$'
 
 
+REFUSED = [
+    (lambda recipe: halfstep_jax.lion(1e-3, recipe=recipe),
+     r"lion: recipe='one_pass' does not apply: .*" + ONE_MOMENT),
+    (lambda recipe: halfstep_torch.SGD(P, recipe=recipe),
+     r"SGD: recipe='one_pass' does not apply: .*" + ONE_MOMENT),
+    (lambda recipe: halfstep_jax.muon(1e-3, recipe="four_bit"),
+     r"muon: recipe='four_bit' does not apply: .* \"one_pass\" or \"eight_bit\"\.$"),
+    (lambda recipe: halfstep_torch.Muon(P, **halfstep_torch.recipes.one_pass),
+     r"Muon: mu_dtype=.* is for Adam and LAMB\. Use mu_dtype=\.\.\., adam_mu_dtype=.* or recipe="),
+    (lambda recipe: halfstep_torch.scale_by_muon(recipe="near_float32"),
+     r"scale_by_muon: recipe='near_float32' says how weights are stored"),
+    (lambda recipe: halfstep_torch.AdamW(P, recipe=recipe + "x"),
+     r"AdamW: recipe='one_passx' is not a recipe\. Did you mean .one_pass.\? Use"),
+    (lambda recipe: halfstep_jax.adamw(1e-3, halfstep_jax.recipes.one_pass),
+     r"adamw: a recipe is given by position\."),
+    (lambda recipe: halfstep_torch.Lion(P, **halfstep_torch.recipes.one_pass),
+     r"Lion: nu_dtype=.* is for Adam and LAMB\. Use mu_dtype=\.\.\., or recipe=.full_precision"),
+    (lambda recipe: halfstep_jax.sgd(0.1, **halfstep_jax.recipes.one_pass),
+     r"sgd: mu_dtype=.* Use accumulator_dtype"),
+    (lambda recipe: halfstep_jax.scale_by_lion(**halfstep_jax.recipes.one_pass),
+     r'scale_by_lion: nu_dtype=.* or recipe="sixteen_bit" or "eight_bit"\.$'),
+    (lambda recipe: halfstep_torch.scale_by_adan(**halfstep_torch.recipes.eight_bit),
+     r"scale_by_adan: mu_dtype=.* is for Adam and LAMB\. Use mu_dtype=\.\.\., diff_dtype="),
+    (lambda recipe: halfstep_jax.scale_by_adam(recipe="near_float32"),
+     r"scale_by_adam: recipe='near_float32' says how weights are stored, .* split_params"),
+    (lambda recipe: halfstep_torch.scale_by_adam(**halfstep_torch.recipes.near_float32),
+     r"scale_by_adam: param_storage='split8' says how weights are stored"),
+    (lambda recipe: halfstep_torch.Optimizer(P, recipe=recipe),
+     r"Optimizer: recipe is no argument: .* Pass chain"),
+    (lambda recipe: halfstep_torch.Optimizer(P, halfstep_torch.trace(0.9), lr=1e-3),
+     r"Optimizer: lr is no argument: .* or use AdamW"),
+    (lambda recipe: halfstep_torch.Optimizer(P), r"Optimizer: tx is missing"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
-    [
-        (
-            lambda recipe: halfstep_jax.lion(1e-3, recipe=recipe),
-            r"lion: recipe='one_pass' does not apply: .*" + ONE_MOMENT,
-        ),
-        (
-            lambda recipe: halfstep_torch.SGD(P, recipe=recipe),
-            r"SGD: recipe='one_pass' does not apply: .*" + ONE_MOMENT,
-        ),
-        (
-            lambda recipe: halfstep_jax.muon(1e-3, recipe="four_bit"),
-            r"muon: recipe='four_bit' does not apply: .* \"one_pass\" or \"eight_bit\"\.$",
-        ),
-        (
-            lambda recipe: halfstep_torch.Muon(P, **halfstep_torch.recipes.one_pass),
-            r"Muon: mu_dtype=.* is for Adam and LAMB\. Use mu_dtype=\.\.\., adam_mu_dtype=.* or recipe=",
-        ),
-        (
-            lambda recipe: halfstep_torch.scale_by_muon(recipe="near_float32"),
-            r"scale_by_muon: recipe='near_float32' says how weights are stored",
-        ),
-        (
-            lambda recipe: halfstep_torch.AdamW(P, recipe=recipe + "x"),
-            r"AdamW: recipe='one_passx' is not a recipe\. Did you mean .one_pass.\? Use",
-        ),
-        (
-            lambda recipe: halfstep_jax.adamw(1e-3, halfstep_jax.recipes.one_pass),
-            r"adamw: a recipe is given by position\.",
-        ),
-        (
-            lambda recipe: halfstep_torch.Lion(P, **halfstep_torch.recipes.one_pass),
-            r"Lion: nu_dtype=.* is for Adam and LAMB\. Use mu_dtype=\.\.\., or recipe=.full_precision",
-        ),
-        (
-            lambda recipe: halfstep_jax.sgd(0.1, **halfstep_jax.recipes.one_pass),
-            r"sgd: mu_dtype=.* Use accumulator_dtype",
-        ),
-        (
-            lambda recipe: halfstep_jax.scale_by_lion(**halfstep_jax.recipes.one_pass),
-            r'scale_by_lion: nu_dtype=.* or recipe="sixteen_bit" or "eight_bit"\.$',
-        ),
-        (
-            lambda recipe: halfstep_torch.scale_by_adan(**halfstep_torch.recipes.eight_bit),
-            r"scale_by_adan: mu_dtype=.* is for Adam and LAMB\. Use mu_dtype=\.\.\., diff_dtype=",
-        ),
-        (
-            lambda recipe: halfstep_jax.scale_by_adam(recipe="near_float32"),
-            r"scale_by_adam: recipe='near_float32' says how weights are stored, .* split_params",
-        ),
-        (
-            lambda recipe: halfstep_torch.scale_by_adam(**halfstep_torch.recipes.near_float32),
-            r"scale_by_adam: param_storage='split8' says how weights are stored",
-        ),
-        (
-            lambda recipe: halfstep_torch.Optimizer(P, recipe=recipe),
-            r"Optimizer: recipe is no argument: .* Pass chain",
-        ),
-        (
-            lambda recipe: halfstep_torch.Optimizer(P, halfstep_torch.trace(0.9), lr=1e-3),
-            r"Optimizer: lr is no argument: .* or use AdamW",
-        ),
-        (lambda recipe: halfstep_torch.Optimizer(P), r"Optimizer: tx is missing"),
-    ],
+    REFUSED,
 )
 def test_a_recipe_that_does_not_apply_is_named_and_what_does(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
