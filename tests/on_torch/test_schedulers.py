@@ -62,7 +62,7 @@ def test_schedulers_drive_it_as_they_drive_torch_s_own(name, tensor):
     theirs = torch.optim.AdamW(params(), lr=rate(), foreach=False)
     assert drive(mine, SCHEDULERS[name](mine)) == drive(theirs, SCHEDULERS[name](theirs))
     for ours, other in zip(mine.param_groups, theirs.param_groups, strict=True):
-        # Both follow Adam in float32, each rounding in its own order: see test_against_torch for the bound.
+        # Both follow Adam in float32, each rounding in its own order: the bound of tests/spec/test_adam.py.
         torch.testing.assert_close(ours["params"][0], other["params"][0], rtol=1e-5, atol=0)
 
 
