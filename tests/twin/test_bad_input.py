@@ -82,6 +82,7 @@ VALUES = {
     "clip_by_block_rms": [
         ({"threshold": -1.0}, "threshold=-1.0 is negative. Use a number such as 1.0, or leave the link out.")
     ],
+    "clip_by_global_norm": [({"max_norm": -1.0}, f"max_norm=-1.0 is negative. {AT_LEAST_0}")],
     "scale_by_param_block_rms": [({"min_scale": -1.0}, f"min_scale=-1.0 is negative. {AT_LEAST_0}")],
     "scale_by_lion": [({"b1": 1.5}, f"b1=1.5 is outside [0, 1). {B1}")],
     "trace": [
@@ -181,6 +182,7 @@ TYPES = {
     "scale_by_learning_rate": [({"learning_rate": None}, "learning_rate=None is not a number. Use a float.")],
     "scale_by_trust_ratio": [({"eps": "small"}, "eps='small' is not a number. Use a float.")],
     "round_stochastically": [({"seed": 1.0}, f"seed=1.0 {NO_SEED}")],
+    "clip_by_global_norm": [({"max_norm": "1"}, "max_norm='1' is not a number. Use a float.")],
     "round_to": [({"x": [1.0]}, "x is list; it is rounded from float32. Cast it to float32.")],
     "scaled": [
         ({"dtype": 3}, f"dtype=3 is not a dtype. {SCALED}"),
