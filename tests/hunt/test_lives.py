@@ -31,7 +31,6 @@ from hunt.sides import Jax, Reference, Torch, assert_same_arrays, transform
 LIVES = EXAMPLES // 100
 _LEAST = 2.0**-40
 _SHAPES = {"a": (4, 6), "b": (17,), "c": (5, 3)}
-_ROUNDINGS = (("mu_rounding", "stochastic"), ("nu_rounding", "stochastic"))
 _RATES = {"b1": 0.9, "b2": 0.95, "eps": 1e-8}
 
 

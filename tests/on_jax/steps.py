@@ -106,11 +106,6 @@ def assert_no_collectives(compiled) -> None:
     assert not [name for name in _COLLECTIVES if name in text]
 
 
-def default_adamw(**options):
-    """Return the default recipe with a decay that shows."""
-    return hs.adamw(1e-3, weight_decay=0.1, seed=7, **options)
-
-
 RULES = tuple(spec.PARAM_STORAGES)
 KEEPING = [name for name in spec.PARAM_STORAGES if name not in ("nearest", "stochastic")]
 W = {"w": jnp.ones(3, jnp.bfloat16)}

@@ -11,7 +11,6 @@ import pytest
 import halfstep_jax as hs
 
 P = {"w": jnp.array([1.0, -0.5, 2.0]), "v": jnp.full((2, 2), 0.3)}
-F32 = {"mu_dtype": "float32", "nu_dtype": "float32"}
 PAIRS = {
     "sgd": (hs.sgd, optax.sgd, {}),
     "momentum": (hs.sgd, optax.sgd, {"momentum": 0.9, "nesterov": True}),

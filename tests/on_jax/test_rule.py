@@ -188,26 +188,6 @@ def test_leaves_of_one_shape_share_their_kernels():
     assert len(set(map(without_names, bodies))) <= 11
 
 
-# --- bad rules ---------------------------------------------------------------------------------------------
-
-
-def rule(update, *, name="Own", **members):
-    """Return an instance of a rule with one moment, mu."""
-    fields = {"b1": hs.decay_rate(0.9), "mu": hs.moment(rate="b1"), "update": update} | members
-    fields["__annotations__"] = {key: Any for key in ("b1", "b2", "mu_dtype") if key in fields}
-    return type(name, (hs.Rule,), fields)()
-
-
-def first(function):
-    """Return the `update` that rounds mu and returns a function of (g, n, op)."""
-
-    def update(self, g, p, n, m, op):
-        m.mu.round(g)
-        return function(g, n, op)
-
-    return update
-
-
 # --- numbers of a step -------------------------------------------------------------------------------------
 
 

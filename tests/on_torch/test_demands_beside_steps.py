@@ -176,6 +176,7 @@ def test_it_is_printed_with_its_groups(make):
         (lambda: torch.ones(2), TypeError, "should be an iterable of Tensors or dicts"),
         (lambda: [{"params": {torch.nn.Parameter(torch.ones(2))}}], TypeError, "ordered collections"),
         (lambda: ["w"], TypeError, "can only optimize Tensors"),
+        (lambda: [{"lr": 1.0}], KeyError, "params"),
         (lambda: [torch.ones(2, requires_grad=True) * 2], ValueError, "non-leaf"),
         (
             lambda: [("w", torch.nn.Parameter(torch.ones(2))), torch.nn.Parameter(torch.ones(3))],
@@ -186,7 +187,18 @@ def test_it_is_printed_with_its_groups(make):
         (lambda: [torch.nn.Parameter(torch.ones(2, dtype=torch.float64))], TypeError, "float64"),
         (lambda: [torch.nn.Parameter(torch.ones(2).to_sparse())], TypeError, "sparse"),
     ],
-    ids=["none", "a tensor", "a set", "a name", "no leaf", "half named", "complex", "float64", "sparse"],
+    ids=[
+        "none",
+        "a tensor",
+        "a set",
+        "a name",
+        "no params",
+        "no leaf",
+        "half named",
+        "complex",
+        "float64",
+        "sparse",
+    ],
 )
 def test_parameters_that_cannot_be_stepped_are_refused(make, params, error, message):
     with pytest.raises(error, match=message):

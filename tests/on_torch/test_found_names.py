@@ -227,14 +227,3 @@ def test_sums_of_gradients_have_the_words_of_names_too():
             model(x).square().mean().backward()
         handle.remove()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(told.parameters(), bare.parameters(), strict=True))
-
-
-def test_what_torch_refuses_is_refused_by_torch():
-    for wrong, message in (
-        (torch.ones(3), "iterable of Tensors"),
-        ([], "empty parameter list"),
-        ([{"params": {nn.Parameter(torch.ones(3))}}], "ordered collections"),
-        ([{"lr": 1.0}], "params"),
-    ):
-        with pytest.raises((TypeError, ValueError, KeyError), match=message):
-            hs.AdamW(wrong)

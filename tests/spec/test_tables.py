@@ -12,7 +12,6 @@ from halfstep_spec.storage.formats import Encoded
 from halfstep_spec.storage.state_dtypes import codebook
 from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 
-SIGNED = [name for name, table in TABLES.items() if table.signed]
 LOWEST = {"dynamic8": 23, "udynamic8": 24, "dynamic4": 10, "udynamic4": 11, "ulinear4": 6}
 
 # Those of B. Li, J. Chen, J. Zhu, arXiv:2309.01507, as in their code, and the unsigned map of bitsandbytes.
