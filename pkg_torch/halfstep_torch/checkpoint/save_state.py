@@ -250,7 +250,9 @@ def _tensor(
 ) -> Tensor:
     """Return an array of a file, in memory of its own, if it is of such a dtype and shape."""
     due = _dtype_of(dtype, codes=not name.startswith("params/"))
-    return torch.from_numpy(bytes_of(caller, name, arrays[name], due, shape)).view(dtype).reshape(shape)
+    data = torch.from_numpy(bytes_of(caller, name, arrays[name], due, shape))
+    # torch does not view an array without elements, whose stride is 0, in another dtype.
+    return data.view(dtype).reshape(shape) if len(data) else torch.empty(shape, dtype=dtype)
 
 
 def _dtype_of(dtype: torch.dtype, codes: bool) -> str:
