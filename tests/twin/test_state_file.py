@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -134,6 +135,24 @@ def test_both_writers_write_the_same_bytes(file, tmp_path):
     state_file.write_state_file(tmp_path / "again", *_READERS["packages"](file))
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
+
+
+@pytest.mark.parametrize("decay", [1e-4, 1e-2])
+def test_another_weight_decay_than_that_of_the_run_is_told(decay, file, caplog):
+    halfstep_torch.load_state(file, *torch_run(weight_decay=decay))
+    halfstep_jax.load_state(file, weights(), transform(weight_decay=decay))
+    said = [record.message for record in caplog.records if "had weight_decay=0.0001" in record.message]
+    assert len(said) == (0 if decay == 1e-4 else 2)
+
+
+def test_arrays_without_elements_are_read_again(tmp_path):
+    params, tx = {"w": jnp.ones((0, 4), jnp.bfloat16)}, halfstep_jax.adamw(1e-3)
+    halfstep_jax.save_state(tmp_path / "run", params, tx.init(params), tx)
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.ones(0, 4, dtype=torch.bfloat16))
+    optimizer = halfstep_torch.AdamW(model.named_parameters(), weight_decay=1e-4)
+    halfstep_torch.load_state(tmp_path / "run", model, optimizer)
+    assert optimizer.state[model.w]["exp_avg"].shape == (0, 4)
 
 
 def test_versions_are_those_of_the_spec():

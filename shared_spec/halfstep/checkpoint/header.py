@@ -5,6 +5,7 @@ Weights with the same recipe share one.
 """
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ SPEC_VERSION = 3
 
 Recipe = list[dict[str, Any]]
 
+_LOG = logging.getLogger("halfstep")
 _HINT = "Build the optimizer of the run that was saved."
 _THAT_RUN = "Pass the model and the optimizer of that run."
 _IN_JAX = (
@@ -86,7 +88,22 @@ def read_recipes(caller: str, header: Mapping[str, Any], recipes: Mapping[str, R
     for leaf, recipe in recipes.items():
         _compare(caller, leaf, _keeping(saved[leaf]), _keeping(recipe))
         _compare_switches(caller, leaf, saved[leaf], recipe)
+    _say_other_decay(caller, saved, recipes)
     return saved
+
+
+def _say_other_decay(caller: str, saved: Mapping[str, Recipe], recipes: Mapping[str, Recipe]) -> None:
+    """Say where the run had another weight decay: the defaults of the frameworks are 1e-4 and 1e-2."""
+    for leaf, recipe in recipes.items():
+        before = {link["name"]: link["numbers"].get("weight_decay") for link in saved[leaf]}
+        for link in recipe:
+            was, now = before.get(link["name"]), link["numbers"].get("weight_decay")
+            if None not in (was, now) and was != now:
+                _LOG.warning(
+                    f"{caller}: {link['name']} of {leaf!r} had weight_decay={was:.6g}, and goes on with "
+                    f"{now:.6g}. For the steps of that run, build the optimizer with weight_decay={was:.6g}."
+                )
+                return
 
 
 def check_spec_version(caller: str, what: str, version: Any) -> None:
