@@ -197,6 +197,16 @@ def test_the_optimizer_that_was_passed_is_not_stepped_alone():
         del kept
 
 
+def test_diagnose_refuses_what_was_returned_and_leaves_weights():
+    model = net()
+    optimizer = hs.round_weights(torch.optim.RAdam(model.parameters(), lr=1e-5))
+    model(torch.ones(1, 32, dtype=torch.bfloat16)).sum().backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(TypeError, match="Diagnose the optimizer before it is wrapped"):
+        hs.diagnose(model, optimizer)
+    assert equal(before, list(model.parameters()))
+
+
 def test_a_scheduler_of_the_optimizer_that_was_passed_is_refused():
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())

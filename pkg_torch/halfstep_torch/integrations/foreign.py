@@ -32,6 +32,8 @@ from halfstep_torch.optimizer_state.form import check_form
 _FUNCTION = "round_weights"
 _SEED, _COUNT = "round_seed", "round_step"
 _OURS = ("params", "param_names", _SEED)
+# Wrapped optimizers, while what wraps them steps them.
+_stepping: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _PICKLED = ("_optimizer", "_piece", "_compile", "_members", "_whole")
 
 
@@ -175,7 +177,6 @@ class RoundedWeights(torch.optim.Optimizer):
     """What `round_weights` returns."""
 
     _whole = False
-    _stepping = False
 
     def __init__(
         self,
@@ -216,16 +217,13 @@ class RoundedWeights(torch.optim.Optimizer):
         self._memory: Any = collections.defaultdict(dict)
         self._layout: list[Any] = []
         self._kept: dict[int, _Piece] = {}
-        holder = weakref.ref(self)
+        self._optimizer.register_step_pre_hook(_refuse_alone)
 
-        def refuse(*_: Any) -> None:
-            if (own := holder()) is None or not own._stepping:
-                raise RuntimeError(
-                    f"{_FUNCTION}: the optimizer that was passed has no weights any more, and its step would "
-                    "change none. Step what was returned: optimizer = round_weights(optimizer)."
-                )
-
-        self._optimizer.register_step_pre_hook(refuse)
+    def __copy__(self) -> "RoundedWeights":
+        raise TypeError(
+            f"{_FUNCTION}: a shallow copy, such as diagnose tries steps with, would step the same weights. "
+            "Diagnose the optimizer before it is wrapped; copy.deepcopy takes model and optimizer."
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         self._forget()
@@ -313,11 +311,11 @@ class RoundedWeights(torch.optim.Optimizer):
     def _step_copies(self, piece: _Piece, check: Callable[[], None]) -> None:
         """Let the optimizer step copies of a piece, and round the weights from them."""
         piece.fill()
-        self._stepping = True
+        _stepping.add(self._optimizer)
         try:
             self._optimizer.step()
         finally:
-            self._stepping = False
+            _stepping.discard(self._optimizer)
         check()
         state = [self.state[member.param] for member in piece.members]
         counts = [kept[_COUNT] if _COUNT in kept else torch.zeros((), dtype=torch.int64) for kept in state]
@@ -364,6 +362,14 @@ class RoundedWeights(torch.optim.Optimizer):
                 }
         for group, own, saved in zip(self._optimizer.param_groups, self.param_groups, groups, strict=True):
             own.update(_entries(group), **{_SEED: saved[_SEED]})
+
+
+def _refuse_alone(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if optimizer not in _stepping:
+        raise RuntimeError(
+            f"{_FUNCTION}: the optimizer that was passed has no weights any more, and its step would change "
+            "none. Step what was returned: optimizer = round_weights(optimizer)."
+        )
 
 
 def _entries(group: Mapping[str, Any]) -> dict[str, Any]:
