@@ -175,13 +175,13 @@ def _decoded(name: str, param: Tensor, plan: Plan, kept: Mapping[str, Tensor]) -
     step = int(kept["step"])
     state: dict[str, Tensor] = {}
     # As the next step reads it.
-    words, placed = _words(name, param, plan, min(step + 1, LAST_STEP)), is_sharded(param)
+    words = _words(name, param, plan, min(step + 1, LAST_STEP))
     kept = _whole({key: kept[key] for rule in plan.rules for key in rule.arrays})
     kept = {key: x.to(param.device) for key, x in kept.items()}
     for rule, of_rule in zip(plan.rules, words, strict=True):
         for key, moment in _step_moments(rule, kept, of_rule).items():
             value = moment.value.clone().view(_shape(rule, key, param))
-            state[key] = placed_copy(value, param, param.placements) if placed else value  # pyright: ignore
+            state[key] = placed_copy(value, param, param.placements) if is_sharded(param) else value
     if set(state) == {"momentum_buffer"}:
         return state
     return {"step": torch.tensor(float(step), device="cpu"), **state}
@@ -213,8 +213,8 @@ def _encoded(
 
 def _whole(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return all elements of arrays, those of DTensors brought from all processes."""
-    sharded = [key for key, array in arrays.items() if is_sharded(array)]
-    gathered = gather_whole([arrays[key] for key in sharded]) if sharded else []
+    sharded = {key: array for key, array in arrays.items() if is_sharded(array)}
+    gathered = gather_whole(list(sharded.values())) if sharded else []
     return {**arrays, **dict(zip(sharded, gathered, strict=True))}
 
 

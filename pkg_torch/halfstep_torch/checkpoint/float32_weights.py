@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.placement import beside, placed_copy
-from halfstep_torch.distributed.shards import from_local, local_part, sharding
+from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, sharding
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
@@ -58,8 +58,9 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
         )
         known = plan.weights.join(p32, arrays) if state else p32
         value = known.detach().clone(memory_format=torch.contiguous_format)
-        placed = sharding(param)
-        values[key] = from_local(value, param, placed[1], tuple(param.shape)) if placed else value
+        values[key] = (
+            from_local(value, param, param.placements, tuple(param.shape)) if is_sharded(param) else value
+        )
     return list(values.values()) if all(isinstance(key, int) for key in values) else values
 
 
@@ -105,8 +106,8 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
             optimizer.state[param].update(optimizer._home.placed(param, plan, new_state(param, plan)))
         for name, array in arrays.items():
             state = optimizer.state[param][name]
-            if placed:
-                whole = from_local(array.to(state.dtype), param, placed[1], tuple(param.shape))
+            if is_sharded(param):
+                whole = from_local(array.to(state.dtype), param, param.placements, tuple(param.shape))
                 array = local_part(placed_copy(whole, param, tuple(state.placements)))
             local_part(state).copy_(array)
         local_part(param).copy_(p32)

@@ -81,7 +81,8 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
         if any(rule.rule.name == AdamWInCodes.name for rule in plan.rules):
             state = optimizer.state.get(param) or new_state(param, plan)
             arrays = [state[key] for key in (_CODES, _SCALE) if key in state]
-            stored[name or leaf] = StoredParam(*(gather_whole(arrays) if is_sharded(param) else arrays))
+            sharded = [x for x in arrays if is_sharded(x)]
+            stored[name or leaf] = StoredParam(*(gather_whole(sharded) if sharded else arrays))
     if not stored:
         raise ValueError(
             'stored_params: the optimizer holds no weights in codes. Pass AdamW(..., param_storage="int8").'

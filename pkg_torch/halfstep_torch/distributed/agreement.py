@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from halfstep_torch.distributed.collectives import reduce_max
+from halfstep_torch.distributed.shards import Mesh
 
 
 class Attempt:
@@ -27,7 +28,7 @@ class Attempt:
         return self.error is not None
 
 
-def agree(caller: str, meshes: Sequence[Any], error: BaseException | None, notes: Sequence[Mapping]) -> None:
+def agree(caller: str, meshes: Sequence[Mesh], error: BaseException | None, notes: Sequence[Mapping]) -> None:
     """Raise `error`, and in every other process of the meshes an error that speaks of it; so none waits.
 
     Without an error anywhere, raise RuntimeError in all processes of a mesh unless they have the same notes:
@@ -40,12 +41,12 @@ def agree(caller: str, meshes: Sequence[Any], error: BaseException | None, notes
         raise RuntimeError(f"{caller}: {problem}")
 
 
-def any_of(meshes: Sequence[Any], here: bool) -> bool:
+def any_of(meshes: Sequence[Mesh], here: bool) -> bool:
     """Return whether it is so in any process of the meshes."""
     return any([_largest(mesh, [int(here)])[0] for mesh in meshes]) or here
 
 
-def _problem(mesh: Any, error: BaseException | None, notes: Mapping[str, Any]) -> str:
+def _problem(mesh: Mesh, error: BaseException | None, notes: Mapping[str, Any]) -> str:
     """Return why the processes of a mesh cannot make a step together; "" if they can."""
     digests = [0 if error else _digest(value) for value in notes.values()]
     failed, *largest = _largest(mesh, [int(error is not None), *digests, *(-digest for digest in digests)])
@@ -65,7 +66,7 @@ def _problem(mesh: Any, error: BaseException | None, notes: Mapping[str, Any]) -
     return ""
 
 
-def _differing(mesh: Any, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+def _differing(mesh: Mesh, entries: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the entries that are not the same in all processes of a mesh; all, where their number is not."""
     if len(set(map(abs, _largest(mesh, [len(entries), -len(entries)])))) > 1:
         return entries
@@ -75,7 +76,7 @@ def _differing(mesh: Any, entries: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: value for (key, value), high, low in pairs if high != -low} or entries
 
 
-def _largest(mesh: Any, numbers: Sequence[int]) -> list[int]:
+def _largest(mesh: Mesh, numbers: Sequence[int]) -> list[int]:
     """Return of each number the largest that a process of the mesh has."""
     told = torch.tensor(numbers, dtype=torch.int64, device=mesh.device_type)
     return reduce_max(told, mesh).tolist()

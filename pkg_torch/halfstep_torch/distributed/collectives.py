@@ -12,12 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from halfstep_torch.distributed.shards import counts_here, is_sharded, local_part, mesh_sizes, windows_of_all
+from halfstep_torch.distributed.shards import (
+    DTensor,
+    Mesh,
+    counts_here,
+    is_sharded,
+    local_part,
+    mesh_sizes,
+    windows_of_all,
+)
 
 _ALIGNED = 16
 
 
-def groups_of(mesh: Any) -> list[Any]:
+def groups_of(mesh: Mesh) -> "list[dist.ProcessGroup]":
     """Return the process groups of a mesh, one along each dimension; RuntimeError where they are gone."""
     try:
         return mesh.get_all_groups()
@@ -28,21 +36,21 @@ def groups_of(mesh: Any) -> list[Any]:
         ) from error
 
 
-def reduce_max(x: Tensor, mesh: Any) -> Tensor:
+def reduce_max(x: Tensor, mesh: Mesh) -> Tensor:
     """Make every element of a tensor the largest of all processes of a mesh, in place; return it."""
     for group in groups_of(mesh):
         dist.all_reduce(x, op=dist.ReduceOp.MAX, group=group)
     return x
 
 
-def reduce_sum(x: Tensor, mesh: Any) -> Tensor:
+def reduce_sum(x: Tensor, mesh: Mesh) -> Tensor:
     """Make every element of a tensor the sum over all processes of a mesh, in place; return it."""
     for group in groups_of(mesh):
         dist.all_reduce(x, op=dist.ReduceOp.SUM, group=group)
     return x
 
 
-def total_counts(owners: Sequence[Any], counts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def total_counts(owners: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Return what all processes have counted of parameters: one collective for all that are on one mesh.
 
     Of each of the `owners`, `counts` has some numbers, counted in what is here of it.
@@ -57,7 +65,7 @@ def total_counts(owners: Sequence[Any], counts: Sequence[Sequence[int]]) -> list
     return totals
 
 
-def gather(x: Tensor, mesh: Any) -> Tensor:
+def gather(x: Tensor, mesh: Mesh) -> Tensor:
     """Return the tensors of all processes, one row each, in row-major order of their coordinates."""
     rows = x.reshape(1, -1)
     for size, group in reversed(list(zip(mesh_sizes(mesh), groups_of(mesh), strict=True))):
@@ -67,7 +75,7 @@ def gather(x: Tensor, mesh: Any) -> Tensor:
     return rows
 
 
-def gather_whole(tensors: Sequence[Any]) -> list[Tensor]:
+def gather_whole(tensors: Sequence[DTensor]) -> list[Tensor]:
     """Return all of some DTensors, of one mesh, in every process: one exchange of bytes for all."""
     windows = [windows_of_all(x) for x in tensors]
     lengths = [
@@ -89,7 +97,7 @@ def gather_whole(tensors: Sequence[Any]) -> list[Tensor]:
     return whole
 
 
-def reduce_together(tensors: Sequence[Tensor], groups: Iterable[Any]) -> list[Tensor]:
+def reduce_together(tensors: Sequence[Tensor], groups: "Iterable[dist.ProcessGroup]") -> list[Tensor]:
     """Return the sums of tensors of one dtype over process groups, one group after the other."""
     summed = torch.cat([x.reshape(-1) for x in tensors])
     for group in groups:
@@ -98,9 +106,9 @@ def reduce_together(tensors: Sequence[Tensor], groups: Iterable[Any]) -> list[Te
     return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
 
 
-def by_mesh(items: Iterable[Any], of: Callable[[Any], Any] = lambda x: x) -> dict[Any, list[Any]]:
+def by_mesh(items: Iterable[Any], of: Callable[[Any], Any] = lambda x: x) -> dict[Mesh, list[Any]]:
     """Return what is `of` DTensors by their mesh, both in the order in which they come."""
-    sorted_out: dict[Any, list[Any]] = {}
+    sorted_out: dict[Mesh, list[Any]] = {}
     for item in items:
         sorted_out.setdefault(of(item).device_mesh, []).append(item)
     return sorted_out

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.collectives import gather, reduce_max, reduce_sum
-from halfstep_torch.distributed.shards import counts_here, is_sharded
+from halfstep_torch.distributed.shards import DTensor, Mesh, counts_here, is_sharded
 from halfstep_torch.numbers.global_norm import global_norms, largest_pattern, roots_of, sum_of_squares
 from halfstep_torch.numbers.norms import in_range, norms, norms_of_parts
 from halfstep_torch.numbers.op import InPlaceOp, TorchOp
 
 
-def norms_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: bool = False) -> Tensor:
+def norms_of_shards(tensors: Sequence[Tensor], owners: Sequence[Tensor], *, exact: bool = False) -> Tensor:
     """Return the norm of all elements of all tensors, and of 2^-64 times them: the same everywhere.
 
     `tensors` are in this process, and `owners` the parameters that they belong to: of a DTensor a shard, of a
@@ -24,7 +24,7 @@ def norms_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: 
     a mesh: the largest magnitude, then the sum of integers. Otherwise it is the norm of the processes' norms,
     in one order everywhere, by one collective: within N1's bound of what one process would have.
     """
-    by_mesh: dict[Any, list[Tensor]] = {}
+    by_mesh: dict[Mesh | None, list[Tensor]] = {}
     for i, owner in enumerate(owners):
         mesh = owner.device_mesh if is_sharded(owner) else None
         counted = counts_here(owner)
@@ -62,7 +62,7 @@ class Share:
 
     kind: str
     key: tuple[int, int]
-    mesh: Any
+    mesh: Mesh
     value: Tensor
 
 
@@ -73,7 +73,7 @@ class SharedNorms(InPlaceOp):
     `shares`, which are then to be exchanged, its result is nothing.
     """
 
-    def __init__(self, owner: Any, index: int) -> None:
+    def __init__(self, owner: DTensor, index: int) -> None:
         self._owner, self._index, self._known = owner, index, {}
         self._counts = counts_here(owner)
 
@@ -116,7 +116,7 @@ class SharedNorms(InPlaceOp):
 
 def exchange(shares: Sequence[Share]) -> None:
     """Make of shares what all processes have together: one collective for each kind, along a mesh."""
-    together: dict[tuple[Any, str], dict[tuple[int, int], list[Share]]] = {}
+    together: dict[tuple[Mesh, str], dict[tuple[int, int], list[Share]]] = {}
     for share in sorted(shares, key=lambda share: share.key):
         together.setdefault((share.mesh, share.kind), {}).setdefault(share.key, []).append(share)
     for (mesh, kind), by_key in together.items():
@@ -125,7 +125,7 @@ def exchange(shares: Sequence[Share]) -> None:
                 share.value = value
 
 
-def _of_all(kind: str, mesh: Any, shares: list[list[Share]]) -> Tensor:
+def _of_all(kind: str, mesh: Mesh, shares: list[list[Share]]) -> Tensor:
     """Return the values of all processes together; of each, this process has a share or some."""
     parts = [torch.stack([share.value for share in of_key]) for of_key in shares]
     if kind == "largest":

@@ -4,7 +4,6 @@ Decided from shapes, mesh and placements alone, so that every process decides al
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,8 @@ from torch import Tensor
 from halfstep.storage.blocks import block_layout
 from halfstep_torch.distributed.collectives import gather_whole
 from halfstep_torch.distributed.shards import (
+    DTensor,
+    Placements,
     from_local,
     is_sharded,
     local_part,
@@ -24,7 +25,7 @@ from halfstep_torch.distributed.window import Window
 from halfstep_torch.storage.state_array import StateArray
 
 
-def array_placements(spec: StateArray, param: Any) -> tuple | None:
+def array_placements(spec: StateArray, param: DTensor) -> Placements | None:
     """Return the placements of a state array whose shards are those of the weights; None if there are none.
 
     There are such placements under two conditions. No border of a shard cuts a block, or a byte of two codes.
@@ -66,7 +67,7 @@ def _fits(window: Window, entries: Window, axis: int, run: int, unit: int, per_e
     return (entries.offset[axis], entries.shape[axis]) == (first, last - first) if entries.whole else True
 
 
-def new_array(spec: StateArray, param: Any, placements: tuple) -> Tensor:
+def new_array(spec: StateArray, param: DTensor, placements: Placements) -> Tensor:
     """Return the state array of a sharded parameter that was never stepped, as a DTensor so placed."""
     shape = spec.shape(tuple(param.shape))
     if spec.copied_as is not None:
@@ -84,22 +85,25 @@ def new_array(spec: StateArray, param: Any, placements: tuple) -> Tensor:
 
 
 @torch.no_grad()
-def placed_copy(array: Any, param: Any, placements: tuple | None) -> Tensor:
+def placed_copy(array: Tensor, param: Tensor, placements: Placements | None) -> Tensor:
     """Return a copy of a state array beside its parameter: on its device, and placed as it is to be.
 
     `array` is a plain tensor, of all elements, or a DTensor, placed in any way; `placements` are those of
     the copy, or None beside a plain parameter.
     """
-    if is_sharded(array) and sharding(array) != (sharding(param) and (param.device_mesh, placements)):
+    where = sharding(param)
+    if is_sharded(array) and sharding(array) != (where and (where[0], placements)):
         array = gather_whole([array])[0]  # as bytes, which every backend sends
     local, shape = local_part(array), tuple(array.shape)
-    if placements is not None and not is_sharded(array):
-        local = local[window_here(shape, param.device_mesh, placements).box]
+    if where and placements is not None and not is_sharded(array):
+        local = local[window_here(shape, where[0], placements).box]
     copy = local.to(param.device, copy=True, memory_format=torch.contiguous_format)
-    return copy if placements is None else from_local(copy, param, placements, shape)
+    if placements is None or not is_sharded(param):
+        return copy
+    return from_local(copy, param, placements, shape)
 
 
-def beside(array: Any, param: Any) -> Tensor:
+def beside(array: Tensor, param: Tensor) -> Tensor:
     """Return the elements of a state array, of the shape of a parameter, that this process has of that."""
     if not is_sharded(array) or sharding(array) == sharding(param):
         return local_part(array)

@@ -9,13 +9,23 @@ import gc
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.window import Shape, Window
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as Mesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+else:  # a torch without them has no DTensor either
+    Mesh = DTensor = Placement = object
+
+Placements = tuple[Placement, ...]
+"""Of an array, along each dimension of a mesh."""
 
 _PLAIN = {Tensor, torch.nn.Parameter}
 
@@ -32,45 +42,45 @@ class _Kinds(dict):
 _SHARDED = _Kinds()
 
 
-def is_sharded(x: Any) -> bool:
+def is_sharded(x: object) -> TypeGuard[DTensor]:
     """Whether a tensor is a DTensor; a replicated one is, too."""
     return _SHARDED[type(x)]
 
 
-def are_plain(tensors: Iterable[Any]) -> bool:
+def are_plain(tensors: Iterable[Tensor]) -> bool:
     """Whether none of some tensors can be a DTensor, or any other subclass."""
     return {*map(type, tensors)} <= _PLAIN
 
 
 def local_part(x: Tensor) -> Tensor:
     """Return the part of a tensor that is in this process, in its own memory: all of a plain tensor."""
-    if not _SHARDED[type(x)]:
+    if not is_sharded(x):
         return x
-    whole: Any = x
+    local: Any = x
     if torch.is_grad_enabled():
         with torch.no_grad():
-            local = whole.to_local()
+            local = x.to_local()
     else:
-        local = whole.to_local()
+        local = x.to_local()
     # A collective may still be under way.
     return local.wait() if hasattr(local, "__tensor_flatten__") else local
 
 
-def sharding(x: Any) -> tuple[Any, tuple] | None:
+def sharding(x: Tensor) -> tuple[Mesh, Placements] | None:
     """Return the mesh and the placements of a DTensor; None for a plain tensor."""
-    return (x.device_mesh, tuple(x.placements)) if _SHARDED[type(x)] else None
+    return (x.device_mesh, tuple(x.placements)) if is_sharded(x) else None
 
 
-def mesh_sizes(mesh: Any) -> Shape:
+def mesh_sizes(mesh: Mesh) -> Shape:
     """Return the number of processes along each dimension of a mesh."""
     return tuple(mesh.size(i) for i in range(mesh.ndim))
 
 
-def counts_here(x: Any) -> bool:
+def counts_here(x: Tensor) -> bool:
     """Whether this process counts its elements of a tensor: of the processes with the same, the first."""
     if not is_sharded(x):
         return True
-    places = zip(x.placements, x.device_mesh.get_coordinate(), strict=True)
+    places = zip(x.placements, coordinate_in(x.device_mesh), strict=True)
     return all(place == 0 for placement, place in places if placement.is_replicate())
 
 
@@ -81,12 +91,12 @@ def window_of(x: Tensor) -> Window:
     return window_here(tuple(x.shape), *where)
 
 
-def window_here(shape: Shape, mesh: Any, placements: tuple) -> Window:
+def window_here(shape: Shape, mesh: Mesh, placements: Placements) -> Window:
     """Return the window that this process holds of an array of such a shape, so placed."""
     return windows(shape, mesh_sizes(mesh), placements)[rank_in(mesh)]
 
 
-def windows_of_all(x: Any, shape: Shape | None = None) -> list[Window]:
+def windows_of_all(x: DTensor, shape: Shape | None = None) -> list[Window]:
     """Return the windows of all processes of a DTensor's mesh, in one order everywhere.
 
     With a `shape`, return the windows of an array of that shape that is placed as `x` is.
@@ -94,16 +104,23 @@ def windows_of_all(x: Any, shape: Shape | None = None) -> list[Window]:
     return windows(tuple(x.shape) if shape is None else shape, mesh_sizes(x.device_mesh), tuple(x.placements))
 
 
-def rank_in(mesh: Any) -> int:
+def rank_in(mesh: Mesh) -> int:
     """Return the rank of this process in a mesh, in row-major order of coordinates."""
     rank = 0
-    for size, place in zip(mesh_sizes(mesh), mesh.get_coordinate(), strict=True):
+    for size, place in zip(mesh_sizes(mesh), coordinate_in(mesh), strict=True):
         rank = rank * size + place
     return rank
 
 
+def coordinate_in(mesh: Mesh) -> Sequence[int]:
+    """Return where this process is in a mesh."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None  # `check_sharding` has refused meshes that this process is not in
+    return coordinate
+
+
 @functools.lru_cache(maxsize=1 << 14)
-def windows(shape: Shape, sizes: Shape, placements: tuple) -> list[Window]:
+def windows(shape: Shape, sizes: Shape, placements: Placements) -> list[Window]:
     """Return the windows of an array over a mesh of such sizes, in row-major order of the coordinates."""
     cuts = [(axis, _mesh_dims(placements, axis)) for axis in range(len(shape))]
     made = []
@@ -129,15 +146,16 @@ def _mesh_dims(placements: tuple, axis: int) -> list[int]:
     dims: list[int] = []
     for dim, placement in reversed(list(enumerate(placements))):
         if _axis(placement) == axis:
-            dims.insert(len(dims) if _is_strided(placement) else 0, dim)
+            dims.insert(len(dims) if _parts(placement) != 1 else 0, dim)
     return dims
 
 
-def _is_strided(placement: Any) -> bool:
-    return getattr(placement, "split_factor", 1) != 1
+def _parts(placement: Placement) -> int:
+    """Return into how many parts a strided placement finds its axis cut; 1 for another."""
+    return getattr(placement, "split_factor", 1)
 
 
-def check_sharding(caller: str, name: str, x: Any) -> None:
+def check_sharding(caller: str, name: str, x: Tensor) -> None:
     """Raise ValueError unless every process holds a box of the weights `x`, or all of them."""
     if not is_sharded(x):
         return
@@ -160,7 +178,7 @@ def check_sharding(caller: str, name: str, x: Any) -> None:
                 "weight.redistribute(placements=[...])."
             )
         later = (i for i in range(dim + 1, mesh.ndim) if _axis(placements[i]) == _axis(placement))
-        if _is_strided(placement) and placement.split_factor != math.prod(map(mesh.size, later)):
+        if (parts := _parts(placement)) != 1 and parts != math.prod(map(mesh.size, later)):
             raise ValueError(
                 f"{caller}: the weight {name!r} is placed as {placement} without the Shard of the same axis, "
                 "so its elements here are not consecutive on that axis. Apply tensor "
@@ -175,12 +193,12 @@ def check_sharding(caller: str, name: str, x: Any) -> None:
         )
 
 
-def _axis(placement: Any) -> int | None:
+def _axis(placement: Placement) -> int | None:
     """Return the axis that a placement cuts. FSDP over tensor parallelism has a class that is no `Shard`."""
     return getattr(placement, "dim", None)
 
 
-def from_local(local: Tensor, like: Any, placements: Iterable, shape: Shape) -> Tensor:
+def from_local(local: Tensor, like: DTensor, placements: Iterable[Placement], shape: Shape) -> Tensor:
     """Return the DTensor of a global shape, on the mesh of another, of which this process holds `local`."""
     from torch.distributed.tensor import DTensor
 
@@ -190,21 +208,21 @@ def from_local(local: Tensor, like: Any, placements: Iterable, shape: Shape) -> 
     )
 
 
-def replicated(x: Any) -> tuple:
+def replicated(x: DTensor) -> Placements:
     """Return the placements by which every process of a DTensor's mesh has all of an array."""
     from torch.distributed.tensor import Replicate
 
     return (Replicate(),) * x.device_mesh.ndim
 
 
-def refuse_shards(caller: str, tensors: Iterable[Any], way_out: str) -> None:
+def refuse_shards(caller: str, tensors: Iterable[Tensor], way_out: str) -> None:
     """Raise TypeError if a tensor is a DTensor, of which the caller would see a part, or too much."""
     if any(map(is_sharded, tensors)):
         raise TypeError(f"{caller}: a parameter is a DTensor, which it does not support. {way_out}")
 
 
 def check_not_replaced(
-    caller: str, named: Mapping[str, Any], leaves_of: Callable[[Any], Mapping[str, Any]]
+    caller: str, named: Mapping[str, Tensor], leaves_of: Callable[[torch.nn.Module], Mapping[str, Tensor]]
 ) -> None:
     """Raise RuntimeError if `fully_shard` has put others in the place of parameters, given by leaf name.
 

@@ -12,14 +12,21 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from halfstep_torch.distributed.collectives import by_mesh, groups_of
-from halfstep_torch.distributed.shards import mesh_sizes, rank_in, windows_of_all
+from halfstep_torch.distributed.shards import (
+    DTensor,
+    Mesh,
+    coordinate_in,
+    mesh_sizes,
+    rank_in,
+    windows_of_all,
+)
 from halfstep_torch.distributed.window import Window
 
 
@@ -32,7 +39,7 @@ class Spread(NamedTuple):
         function: from the whole array to another of its shape.
     """
 
-    like: Any
+    like: DTensor
     local: Tensor
     function: Callable[[Tensor], Tensor]
 
@@ -78,7 +85,7 @@ def _rounds(places: Sequence[int], costs: Sequence[int], count: int) -> Iterator
         yield {rank: i for rank, i in enumerate(row) if i is not None}
 
 
-def _map_round(arrays: Mapping[int, Spread], mesh: Any) -> dict[int, Tensor]:
+def _map_round(arrays: Mapping[int, Spread], mesh: Mesh) -> dict[int, Tensor]:
     """Return the parts here of what processes make of arrays, one each, by the rank of the process."""
     coordinates, here = list(itertools.product(*map(range, mesh_sizes(mesh)))), rank_in(mesh)
     windows = {rank: array.windows for rank, array in arrays.items()}
@@ -112,7 +119,7 @@ def _map_round(arrays: Mapping[int, Spread], mesh: Any) -> dict[int, Tensor]:
 
 
 def deliver(
-    mesh: Any, size: Callable[[int, int], int], sent: Mapping[int, Tensor], like: Tensor
+    mesh: Mesh, size: Callable[[int, int], int], sent: Mapping[int, Tensor], like: Tensor
 ) -> dict[int, Tensor]:
     """Send a tensor to each of some processes of a mesh; return those that came, by who sent them.
 
@@ -124,7 +131,7 @@ def deliver(
         sent: by receiver, in one dimension.
         like: of the dtype, and on the device.
     """
-    at, here = list(itertools.product(*map(range, mesh_sizes(mesh)))), tuple(mesh.get_coordinate())
+    at, here = list(itertools.product(*map(range, mesh_sizes(mesh)))), tuple(coordinate_in(mesh))
     held = {(rank_in(mesh), receiver): x for receiver, x in sent.items()}
 
     def routes(hops: int) -> list[tuple[int, int]]:

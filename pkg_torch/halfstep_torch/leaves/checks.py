@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.distributed.shards import check_sharding, is_sharded, local_part, mesh_sizes, sharding
+from halfstep_torch.distributed.shards import (
+    Mesh,
+    Placements,
+    check_sharding,
+    is_sharded,
+    local_part,
+    mesh_sizes,
+    sharding,
+)
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
@@ -82,7 +90,7 @@ def check_state_array(
     spec: StateArray,
     array: Tensor,
     param: Tensor,
-    placements: tuple | None = None,
+    placements: Placements | None = None,
     home: torch.device | None = None,
 ) -> None:
     """Raise TypeError or ValueError unless a state array fits its parameter and format, and is so placed."""
@@ -115,20 +123,20 @@ def check_state_array(
 
 
 def _check_placed(
-    caller: str, name: str, key: str, array: Tensor, param: Tensor, placements: tuple | None
+    caller: str, name: str, key: str, array: Tensor, param: Tensor, placements: Placements | None
 ) -> None:
     """Raise TypeError unless a state array is sharded over the mesh of its parameter, as it is to be."""
-    mesh = (sharding(param) or (None,))[0]
-    if sharding(array) == (mesh, placements):
+    where, mesh = sharding(array), (sharding(param) or (None,))[0]
+    if where == (mesh, placements):
         return
-    where, wanted = (_where(*(placed or (None,))) for placed in (sharding(array), (mesh, placements)))
+    is_now = _where(*where) if where else _where(None)
     raise TypeError(
-        f"{caller}: {key} of {name!r} is {where}, and would be {wanted}. "
+        f"{caller}: {key} of {name!r} is {is_now}, and would be {_where(mesh, placements)}. "
         "Load it by load_state_dict, once the model is sharded as it is trained."
     )
 
 
-def _where(mesh: Any, placements: tuple | None = None) -> str:
+def _where(mesh: Mesh | None, placements: Placements | None = None) -> str:
     """Return in words where a tensor is."""
     if mesh is None:
         return "a plain tensor"

@@ -19,7 +19,7 @@ from halfstep.description import (
 )
 from halfstep.rule import declared
 from halfstep.storage.formats import Format
-from halfstep_torch.distributed.shards import window_here, window_of
+from halfstep_torch.distributed.shards import is_sharded, window_here, window_of
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.links.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -72,7 +72,7 @@ def array_bytes(optimizer: Optimizer, param: Tensor, plan: Plan) -> dict[str, By
     sizes = {}
     for key, array in plan.arrays.items():
         shape = array.shape(whole)
-        here = window_here(shape, param.device_mesh, placed[key]).shape if placed else shape  # pyright: ignore
+        here = window_here(shape, param.device_mesh, placed[key]).shape if is_sharded(param) else shape
         itemsize = array.dtype.itemsize
         sizes[key] = nbytes_of(shape, itemsize), nbytes_of(here, itemsize)
     return sizes

@@ -113,8 +113,8 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
 def _placed_grad(p: Tensor) -> Tensor:
     """Return a gradient, placed as its weight: as shards of it may be summands."""
     assert p.grad is not None
-    grad: Any = p.grad.detach()
-    return grad.redistribute(placements=p.placements) if is_sharded(p) else grad  # pyright: ignore
+    grad = p.grad.detach()
+    return grad.redistribute(placements=p.placements) if is_sharded(p) and is_sharded(grad) else grad
 
 
 def _plain_norm(grads: list[Tensor]) -> float:

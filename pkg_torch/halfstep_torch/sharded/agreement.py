@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from halfstep_torch.distributed.agreement import agree, any_of
-from halfstep_torch.distributed.shards import sharding
+from halfstep_torch.distributed.shards import Mesh, sharding
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.slots import Slot
 from halfstep_torch.sharded.exchange import meshes_of
@@ -23,13 +23,13 @@ class Agreement:
 
     def __init__(self, caller: str) -> None:
         self._caller = caller
-        self._compared: set[Any] = set()
-        self._talking: set[Any] = set()
-        self._meshes: Sequence[Any] = ()
-        self._asked: list[Any] = []
+        self._compared: set[Mesh] = set()
+        self._talking: set[Mesh] = set()
+        self._meshes: Sequence[Mesh] = ()
+        self._asked: list[Mesh] = []
         self._steps = 0
 
-    def begin(self, meshes: Sequence[Any], together: bool) -> None:
+    def begin(self, meshes: Sequence[Mesh], together: bool) -> None:
         """Begin a step of parameters on some meshes, the same ones in all processes."""
         # Released gradients come one by one: a process that lacks one makes no step of it.
         self._steps += together
@@ -59,7 +59,7 @@ class Agreement:
         return any_of(self._meshes, here)
 
 
-def _notes(mesh: Any, batches: Sequence[Batch]) -> dict[str, Any]:
+def _notes(mesh: Mesh, batches: Sequence[Batch]) -> dict[str, Any]:
     """Return what is to be the same in all processes of a mesh, by what it is called."""
     pairs = [(batch.group, slot) for batch in batches for slot in batch.slots]
     pairs = [(group, slot) for group, slot in pairs if mesh in meshes_of([slot.owner])]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.collectives import by_mesh, reduce_max
-from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.distributed.shards import Mesh, local_part
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.run import step_rows
 from halfstep_torch.sharded.action import Action
@@ -52,7 +52,7 @@ class CutBlocks(Action):
         self.slots: Sequence[PartSlot] = sorted(slots, key=lambda slot: slot.index)
         self._batches = [batch for batch in batches if batch.slots[0].cuts]
         self._leaves: list[_Leaf] = []
-        self._shared: list[tuple[Any, Tensor]] = []
+        self._shared: list[tuple[Mesh, Tensor]] = []
 
     def begin(self) -> None:
         """Give all pieces the scales of their blocks: nothing of the parameters changes."""
@@ -64,7 +64,7 @@ class CutBlocks(Action):
             self._share(mesh, leaves)
         self._agree()
 
-    def _share(self, mesh: Any, leaves: Sequence[list[PartSlot]]) -> None:
+    def _share(self, mesh: Mesh, leaves: Sequence[list[PartSlot]]) -> None:
         arrays = [(parts, key) for parts in leaves for key in parts[0].arrays if _is_scale(parts[0], key)]
         sizes = [parts[0].arrays[key].numel() for parts, key in arrays]
         shared = torch.zeros(sum(sizes), dtype=torch.uint8, device=leaves[0][0].param.device)

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole, reduce_together
-from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, window_of
+from halfstep_torch.distributed.shards import DTensor, Mesh, from_local, is_sharded, local_part, window_of
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.sharded.action import Action
 from halfstep_torch.sharded.slots import PartSlot, is_elsewhere, slots_in
@@ -40,12 +42,12 @@ class Gathering(Action):
                 slot.param = None
 
 
-def meshes_of(params: Iterable[Any]) -> list[Any]:
+def meshes_of(params: Iterable[Tensor]) -> list[Mesh]:
     """Return the distinct meshes of the DTensors among parameters, in their order."""
     return list(by_mesh(filter(is_sharded, params)))
 
 
-def talking_meshes(batches: Sequence[Batch]) -> list[Any]:
+def talking_meshes(batches: Sequence[Batch]) -> list[Mesh]:
     """Return the meshes whose processes exchange anything in the steps of these batches."""
     measured = {id(slot) for batch in batches if _measures(batch) for slot in batch.slots}
     talking = (
@@ -60,7 +62,7 @@ def _measures(batch: Batch) -> bool:
     return any(batch.group.links[j].measures for j in batch.plan.rule_indices)
 
 
-def _gather(slots: Sequence[PartSlot], placed: Mapping[Any, Any]) -> None:
+def _gather(slots: Sequence[PartSlot], placed: Mapping[DTensor, DTensor]) -> None:
     for of_mesh in by_mesh(slots, lambda slot: slot.owner).values():
         whole = gather_whole([tensor for slot in of_mesh for tensor in (slot.owner, placed[slot.owner])])
         for slot, param, grad in zip(of_mesh, whole[::2], whole[1::2], strict=True):

@@ -3,13 +3,13 @@
 So all processes decide alike.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from halfstep.storage.blocks import block_layout
 from halfstep_torch.distributed.placement import array_placements
-from halfstep_torch.distributed.shards import is_sharded, replicated, windows_of_all
+from halfstep_torch.distributed.shards import DTensor, Placements, is_sharded, replicated, windows_of_all
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.stage import LONGEST_BLOCK
@@ -18,7 +18,7 @@ Layout = tuple[int, int, int]
 """Of an array in blocks the number of leading axes, the length of a run, the elements of a block."""
 
 
-def how_stepped(plan: Plan, param: Tensor) -> Layout | Literal["here", "gathered"]:
+def how_stepped(plan: Plan, param: DTensor) -> Layout | Literal["here", "gathered"]:
     """Return how a DTensor is stepped: here, gathered, or by the layout of blocks that borders cut."""
     windows = windows_of_all(param)
     if all(window.is_full for window in windows):
@@ -44,7 +44,7 @@ def _has_rows(plan: Plan, window: Window) -> bool:
     return all(window.run % unit == 0 for unit in units)
 
 
-def _cut_layout(plan: Plan, param: Any) -> Layout | None:
+def _cut_layout(plan: Plan, param: DTensor) -> Layout | None:
     """Return the layout of blocks whose scales processes exchange; None if that is not enough.
 
     An exchange of scales is enough under three conditions. Codes can be placed as the weights are. Every
@@ -80,7 +80,7 @@ def _cut_layout(plan: Plan, param: Any) -> Layout | None:
     return (axis, run, size) if fits and alike and in_one_stretch else None
 
 
-def state_placements(plan: Plan, param: Any) -> dict[str, tuple]:
+def state_placements(plan: Plan, param: Tensor) -> dict[str, Placements]:
     """Return how the state arrays of a sharded parameter are placed; nothing for one that is not."""
     if not is_sharded(param):
         return {}

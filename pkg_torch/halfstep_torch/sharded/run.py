@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.norms import Share, SharedNorms, exchange
-from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.distributed.whole_arrays import Spread, map_whole
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.run import Leaving, step_array
@@ -47,8 +47,9 @@ def _step_by_norms(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leav
     leaving: dict[int, Tensor] = {}
     shared: dict[int, tuple[SharedNorms, Tensor]] = {}
     for place, u in arriving.items():
-        slot = batch.slots[place]
-        shared[place] = SharedNorms(slot.owner, slot.index), u
+        owner = batch.slots[place].owner
+        assert is_sharded(owner)
+        shared[place] = SharedNorms(owner, batch.slots[place].index), u
     while shared:
         for place, (op, u) in shared.items():
             op.begin()
@@ -80,6 +81,7 @@ def _map_whole(pieces: Iterable[Piece]) -> None:
     arrays = []
     for first, *others in of_params.values():
         owner = first.slot.owner
+        assert is_sharded(owner)
         local = torch.empty(local_part(owner).shape, dtype=torch.float32, device=owner.device)
         for piece in (first, *others):
             piece.slot.local(local).copy_(piece.u)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from halfstep_torch.distributed.placement import new_array
 from halfstep_torch.distributed.shards import (
+    DTensor,
     check_sharding,
     is_sharded,
     local_part,
@@ -174,12 +175,13 @@ def kept_at(x: Tensor, home: torch.device, device: torch.device) -> Tensor:
     return x
 
 
-def is_elsewhere(param: Any) -> bool:
+def is_elsewhere(param: Tensor) -> bool:
     """Whether the gradient of a DTensor is not placed as it is."""
-    return is_sharded(param) and tuple(param.placements) != tuple(param.grad.placements)
+    grad = param.grad
+    return is_sharded(param) and is_sharded(grad) and tuple(param.placements) != tuple(grad.placements)
 
 
-def exchanges(plan: Plan, param: Tensor) -> bool:
+def exchanges(plan: Plan, param: DTensor) -> bool:
     """Whether processes exchange anything in the steps of a sharded parameter."""
     return any(slot.exchanges for slot in sharded_slots(param, "", plan))
 
@@ -192,7 +194,7 @@ def _blocks(plan: Plan, key: str) -> Blocks:
     return fmt.blocks
 
 
-def sharded_slots(param: Tensor, name: str, plan: Plan) -> list[PartSlot]:
+def sharded_slots(param: DTensor, name: str, plan: Plan) -> list[PartSlot]:
     """Return the slots of a DTensor, given the plan of all of it: mostly one."""
 
     def slot(window: Window, cuts: bool = False, **others: Any) -> PartSlot:
