@@ -12,6 +12,7 @@ from torch import Tensor
 from halfstep_torch.distributed.placement import beside, placed_copy
 from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, sharding
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.leaves.group_names import given_names
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.slots import new_state
@@ -115,15 +116,9 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str | int, Tensor, Plan]]:
     """Yield (name, or index where there are no names; parameter; plan) of all parameters."""
-    index = 0
-    for (_, param, plan), name in zip(optimizer.plans(), _names(optimizer), strict=True):
+    named = zip(given_names(optimizer.param_groups), optimizer.plans(), strict=True)
+    for index, (name, (_, param, plan)) in enumerate(named):
         yield (index if name is None else name), param, plan
-        index += 1
-
-
-def _names(optimizer: Optimizer) -> Iterator[str | None]:
-    for group in optimizer.param_groups:
-        yield from group.get("param_names", [None] * len(group["params"]))
 
 
 def _check_keys(caller: str, ours: list, given: list) -> None:

@@ -4,7 +4,6 @@ Contract: P8.
 """
 
 import dataclasses
-import itertools
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep.storage.moment_formats import INT8
 from halfstep_torch.distributed.collectives import gather_whole
 from halfstep_torch.distributed.shards import is_sharded
+from halfstep_torch.leaves.group_names import given_names
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.slots import new_state
 from halfstep_torch.storage.formats import Encoded, Format
@@ -75,9 +75,8 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
     """
     check_optimizer("stored_params", optimizer)
     optimizer.check_loaded()
-    given = (group.get("param_names", [""] * len(group["params"])) for group in optimizer.param_groups)
-    stored = {}
-    for name, (leaf, param, plan) in zip(itertools.chain(*given), optimizer.plans(), strict=True):
+    given, stored = given_names(optimizer.param_groups), {}
+    for name, (leaf, param, plan) in zip(given, optimizer.plans(), strict=True):
         if any(rule.rule.name == AdamWInCodes.name for rule in plan.rules):
             state = optimizer.state.get(param) or new_state(param, plan)
             arrays = [state[key] for key in (_CODES, _SCALE) if key in state]

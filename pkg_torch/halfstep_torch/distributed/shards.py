@@ -54,21 +54,21 @@ def are_plain(tensors: Iterable[Tensor]) -> bool:
 
 def local_part(x: Tensor) -> Tensor:
     """Return the part of a tensor that is in this process, in its own memory: all of a plain tensor."""
-    if not is_sharded(x):
+    if not _SHARDED[type(x)]:
         return x
-    local: Any = x
+    whole: Any = x
     if torch.is_grad_enabled():
         with torch.no_grad():
-            local = x.to_local()
+            local = whole.to_local()
     else:
-        local = x.to_local()
+        local = whole.to_local()
     # A collective may still be under way.
     return local.wait() if hasattr(local, "__tensor_flatten__") else local
 
 
-def sharding(x: Tensor) -> tuple[Mesh, Placements] | None:
+def sharding(x: Any) -> tuple[Mesh, Placements] | None:
     """Return the mesh and the placements of a DTensor; None for a plain tensor."""
-    return (x.device_mesh, tuple(x.placements)) if is_sharded(x) else None
+    return (x.device_mesh, tuple(x.placements)) if _SHARDED[type(x)] else None
 
 
 def mesh_sizes(mesh: Mesh) -> Shape:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from halfstep_torch.leaves.found_names import with_names_found
+from halfstep_torch.leaves.group_names import given_names
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.optimizer import Optimizer
 
@@ -49,7 +50,9 @@ def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, param
         return
     if isinstance(given, torch.optim.Optimizer):
-        given = _of_groups(given)
+        params = [param for group in given.param_groups for param in group["params"]]
+        names = enumerate(given_names(given.param_groups))
+        given = zip((str(i) if name is None else name for i, name in names), params, strict=True)
     given = with_names_found(caller, given)
     pairs = [entry if isinstance(entry, tuple) else (str(i), entry) for i, entry in enumerate(given)]
     for leaf, (_, param) in zip(leaf_names([name for name, _ in pairs]), pairs, strict=True):
@@ -59,12 +62,3 @@ def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:
                 "Pass a module, an optimizer, or model.named_parameters()."
             )
         yield leaf, param
-
-
-def _of_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    index = 0
-    for group in optimizer.param_groups:
-        names = group.get("param_names")
-        for i, param in enumerate(group["params"]):
-            yield names[i] if names else str(index), param
-            index += 1

@@ -43,6 +43,11 @@ def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
     return [(names[param], param) for param in bare]
 
 
+def given_names(groups: Iterable[Mapping[str, Any]]) -> list[str | None]:
+    """Return of every parameter of groups the name that it was given, or None."""
+    return [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
+
+
 class NamedMembers:
     """The names of the parameters of all groups, kept by parameter.
 

@@ -19,7 +19,7 @@ from halfstep.hyperparameters import check_order
 from halfstep.makers import docstring_of, published
 from halfstep.moments import fed_back
 from halfstep.recipes import takes_recipe
-from halfstep.rule import Rule, declared
+from halfstep.rule import Moment, Rule, declared
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.entries import entries_of
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -157,7 +157,7 @@ class Link(Rule):
         return self.measures or type(self.rule).numbers is not Rule.numbers
 
     @functools.cached_property
-    def _fed_back(self) -> Mapping[str, Any]:
+    def _fed_back(self) -> Mapping[str, Moment]:
         return fed_back(self.rule)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":

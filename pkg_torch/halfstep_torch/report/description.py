@@ -4,7 +4,7 @@ A format that was asked for is not what every parameter gets: small arrays stay 
 weights need no storage.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,8 @@ from halfstep_torch.links.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.how_stepped import state_placements
+from halfstep_torch.storage.state_array import Shape
+from halfstep_torch.storage.stored_moment import StoredMoment
 from halfstep_torch.weights.weight_rule import NearestWeights, RoundedWeights
 
 Bytes = tuple[int, int]
@@ -84,7 +86,7 @@ def is_frozen(optimizer: Optimizer, param: Tensor) -> bool:
 
 
 def _rows(
-    optimizer: Optimizer, links: Sequence[tuple[Any, Any]], name: str, param: Tensor, plan: Plan
+    optimizer: Optimizer, links: Sequence[tuple[Link, Any]], name: str, param: Tensor, plan: Plan
 ) -> Iterator[ArrayDescription]:
     sizes, shape = array_bytes(optimizer, param, plan), tuple(param.shape)
     yield _weight(optimizer, name, param, plan)
@@ -116,7 +118,15 @@ def _weight(optimizer: Optimizer, name: str, param: Tensor, plan: Plan) -> Array
     return _row(name, WEIGHT, whole, dtype, rounding, why, sizes)
 
 
-def _moment(name: str, shape, moment, asked: Format | None, plan: Plan, sizes, keys) -> ArrayDescription:
+def _moment(
+    name: str,
+    shape: Shape,
+    moment: StoredMoment,
+    asked: Format | None,
+    plan: Plan,
+    sizes: Mapping[str, Bytes],
+    keys: Sequence[str],
+) -> ArrayDescription:
     stored = moment.again or moment
     fmt: Format = stored.format
     array = stored.arrays[stored.key]
@@ -126,7 +136,16 @@ def _moment(name: str, shape, moment, asked: Format | None, plan: Plan, sizes, k
     return _row(name, moment.key, shape, fmt.text, rounding, why, of_keys, as_asked)
 
 
-def _row(name: str, array: str, shape, fmt: str, rounding: str, why: str, sizes, as_asked: bool = True):
+def _row(
+    name: str,
+    array: str,
+    shape: Shape,
+    fmt: str,
+    rounding: str,
+    why: str,
+    sizes: Sequence[Sequence[int]],
+    as_asked: bool = True,
+) -> ArrayDescription:
     total, here = (sum(x) for x in zip((0, 0), *sizes, strict=True))
     per_device = here if here != total else None
     return ArrayDescription(name, array, shape, fmt, rounding, total, why, as_asked, per_device)

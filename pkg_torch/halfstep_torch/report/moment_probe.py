@@ -14,7 +14,7 @@ from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.report.description import described
-from halfstep_torch.report.probe_steps import NARROW, copy_of, is_moment, take_step
+from halfstep_torch.report.probe_steps import NARROW, copy_of, is_moment, second_moments, take_step
 from halfstep_torch.storage.ends import count_at_ends
 
 PAIRS = {"exp_avg_sq": "exp_avg"}
@@ -73,11 +73,9 @@ def _count_ends(
 ) -> None:
     """Count second moments of ours that stand at the ends of what their codes hold, in all processes."""
     found: list[tuple[Tensor, str, tuple[int, ...]]] = []
-    for _, param, plan in optimizer.plans() if isinstance(optimizer, Optimizer) else ():
-        here = {key: local_part(x) for key, x in optimizer.state[param].items()} if param in params else {}
-        for second, first in plan.second_moments if here else ():
-            if (ends := count_at_ends(second, first, here)) is not None:
-                found.append((param, second.key, tuple(map(int, ends))))
+    for param, second, first, here in second_moments(optimizer):
+        if param in params and (ends := count_at_ends(second, first, here)) is not None:
+            found.append((param, second.key, tuple(map(int, ends))))
     totals = total_counts([param for param, _, _ in found], [counts for _, _, counts in found])
     for (_, key, _), counts in zip(found, totals, strict=True):
         tallies[key].add_ends(counts)

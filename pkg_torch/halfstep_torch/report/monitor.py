@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +9,14 @@ from torch import Tensor
 from halfstep import monitor
 from halfstep.monitor import corner
 from halfstep_torch.distributed.shards import local_part
-from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.report.moment_probe import PAIRS
-from halfstep_torch.report.probe_steps import NARROW, any_optimizer, is_moment, rounded_to_nearest
+from halfstep_torch.report.probe_steps import (
+    NARROW,
+    any_optimizer,
+    is_moment,
+    rounded_to_nearest,
+    second_moments,
+)
 from halfstep_torch.storage.ends import count_at_ends
 
 
@@ -75,17 +79,10 @@ def _sums(optimizer: torch.optim.Optimizer, p: Tensor, old: Tensor, lossy: bool)
 
 def _at_ends(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Tensor, Tensor], int]]:
     """Yield how many second moments of ours stand at the ends of their codes, and of how many."""
-    for second, first, state in _second_moments(optimizer):
+    for _, second, first, state in second_moments(optimizer):
         if (ends := count_at_ends(second, first, state)) is not None:
             yield ends, state[second.key].numel()
 
 
 def _formats(optimizer: torch.optim.Optimizer) -> set[str]:
-    return {second.format.dtype for second, _, _ in _second_moments(optimizer)}
-
-
-def _second_moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, Any, dict[str, Tensor]]]:
-    """Yield each second moment of ours, the first beside it, and the state of the parameter."""
-    for _, param, plan in optimizer.plans() if isinstance(optimizer, Optimizer) else ():
-        state = {key: local_part(x) for key, x in optimizer.state.get(param, {}).items()}
-        yield from ((second, first, state) for second, first in plan.second_moments if state)
+    return {second.format.dtype for _, second, _, _ in second_moments(optimizer)}

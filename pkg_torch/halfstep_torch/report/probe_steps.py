@@ -5,15 +5,17 @@ Of whatever optimizer: its own `step` runs, on copies of parameters, gradients a
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.weights.weight_rule import NearestWeights
+from halfstep_torch.storage.stored_moment import StoredMoment
+from halfstep_torch.weights.weight_rule import NearestWeights, WeightRule
 
 NARROW = (torch.bfloat16, torch.float16)
 # Parts of the names under which optimizers keep what rounding the weights loses.
@@ -133,10 +135,19 @@ def weights_after(
     return {p: copy.detach() for p, copy in copies.items()}
 
 
+def second_moments(
+    optimizer: torch.optim.Optimizer,
+) -> Iterator[tuple[Tensor, StoredMoment, StoredMoment, dict[str, Tensor]]]:
+    """Yield each second moment of ours: parameter, second and first moment, what is here of the state."""
+    for _, param, plan in optimizer.plans() if isinstance(optimizer, Optimizer) else ():
+        state = {key: local_part(x) for key, x in optimizer.state.get(param, {}).items()}
+        yield from ((param, second, first, state) for second, first in plan.second_moments if state)
+
+
 def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
     """Return the parameters of which what rounding loses is gone, as far as can be known."""
     if isinstance(optimizer, Optimizer):
-        rules = {param: plan.weights.rule for _, param, plan in optimizer.plans()}
+        rules = _weight_rules(optimizer)
         return [p for p in params if isinstance(rules[p], NearestWeights)]
     return [p for p in params if not any(_is_beside(key) for key in optimizer.state.get(p, {}))]
 
@@ -145,8 +156,12 @@ def compensated(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[
     """Return the parameters of ours whose weights Kahan's sum keeps."""
     if not isinstance(optimizer, Optimizer):
         return []
-    rules = {param: plan.weights.rule for _, param, plan in optimizer.plans()}
+    rules = _weight_rules(optimizer)
     return [p for p in params if rules[p].name == "compensate"]
+
+
+def _weight_rules(optimizer: Optimizer) -> dict[Tensor, WeightRule]:
+    return {param: plan.weights.rule for _, param, plan in optimizer.plans()}
 
 
 def is_moment(p: Tensor, key: str, x: Any) -> bool:

@@ -88,9 +88,11 @@ class BoundWeights(BoundRule):
     """How weights of one dtype are stored.
 
     Attributes:
+        rule: the way to store them.
         dtype: name of the weights' dtype.
     """
 
+    rule: WeightRule
     dtype: str = "float32"
 
     @functools.cached_property
