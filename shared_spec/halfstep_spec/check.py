@@ -139,7 +139,9 @@ def _vectors(path: pathlib.Path, scratch: str) -> dict[str, list[Case]]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit status: 1 if a case failed."""
-    parser = argparse.ArgumentParser(description="Hold a backend against the golden vectors.")
+    parser = argparse.ArgumentParser(
+        prog="python -m halfstep.check", description="Hold a backend against the golden vectors."
+    )
     parser.add_argument("adapter", help="a Python file with a function per op")
     parser.add_argument("--vectors", type=pathlib.Path, default=FOLDER, help="their folder, or an archive")
     parser.add_argument("--json", type=pathlib.Path, help="write what came out to a file")

@@ -62,7 +62,9 @@ def _link(link: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(description="Print what a state file holds.")
+    parser = argparse.ArgumentParser(
+        prog="python -m halfstep_spec.inspect", description="Print what a state file holds."
+    )
     parser.add_argument("file")
     try:
         print("\n".join(lines(*read_state_file(parser.parse_args(argv).file))))

@@ -1,9 +1,11 @@
 """A state file is the same from both writers; one that is not whole, or not ours, is refused."""
 
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import re
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -187,6 +189,14 @@ def test_a_person_can_read_a_file(main, file, tmp_path, capsys):
     bad.write_bytes(file.read_bytes()[:-1])
     assert main([str(bad)]) == 1
     assert "damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", ["halfstep.inspect", "halfstep_spec.inspect", "halfstep.check"])
+def test_the_usage_of_a_command_can_be_typed(module, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["module.py", "--help"])
+    with pytest.raises(SystemExit):
+        importlib.import_module(module).main()
+    assert capsys.readouterr().out.startswith(f"usage: python -m {module} ")
 
 
 def test_a_file_is_written_where_nothing_is_installed(tmp_path, monkeypatch):
