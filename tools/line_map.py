@@ -23,7 +23,7 @@ def note(folder: pathlib.Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     paths = os.pathsep.join(str(ROOT / x) for x in ("tools", "shared_spec", "pkg_jax", "pkg_torch"))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "line_map"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "line_map", f"--rootdir={ROOT}"]
     environment = os.environ | {"PYTHONPATH": paths, _FOLDER: str(folder)}
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if not LineMap(folder).lines:
