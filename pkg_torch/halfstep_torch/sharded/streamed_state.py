@@ -26,7 +26,7 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot
 from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.action import Action
-from halfstep_torch.sharded.slots import PartSlot, exchanges, kept_at, slots_of
+from halfstep_torch.sharded.slots import PartSlot, exchanges, kept_at
 from halfstep_torch.sharded.state_home import BesideWeights
 
 # Elements of a piece: enough for launching kernels to be a small part of running them.
@@ -170,34 +170,6 @@ class Streaming(Action):
             arena.fence()
 
 
-def streamed_slots_of(group: ReadGroup, name: str, param: Tensor) -> Sequence[Slot]:
-    """Return the slots of a parameter whose state is to be on the host: of a long one, rows of it."""
-    plan = group.plan(name, param)
-    if is_sharded(param):
-        check_sharding(group.caller, name, param)
-    if not is_streamed(plan, param):
-        if is_away(param.device):
-            say_once(
-                f"{group.caller}: steps of some shards, such as {name!r}, exchange messages with other "
-                "processes, so their state stays beside their weights. To have it on the host, shard first "
-                "axes, take formats whose blocks no border cuts, or use CPUOffloadPolicy of fully_shard."
-            )
-        return slots_of(group, name, param)
-    window, home = window_of(param), _HOST
-    # The norm of all gradients adds up those of whole parameters.
-    cut = _has_rows(plan, param) and not any(link.measures for link in group.links)
-    if not cut or math.prod(window.shape) <= _PIECE:
-        return [PartSlot(param, name, plan.within(window), window, whole_plan=plan, home=home)]
-    length, slots = max(_PIECE // math.prod(window.shape[1:]), 1), []
-    for first in range(0, window.shape[0], length):
-        last = min(first + length, window.shape[0])
-        offset, shape = (window.offset[0] + first, *window.offset[1:]), (last - first, *window.shape[1:])
-        some = Window(window.whole, offset, shape)
-        here, rows = plan.within(some), slice(first, last)
-        slots.append(PartSlot(param, name, here, some, whole_plan=plan, rows=rows, home=home))
-    return slots
-
-
 def _has_rows(plan: Plan, param: Tensor) -> bool:
     """Whether every state array has the rows of the parameter, with whole blocks in each."""
     shape = tuple(param.shape)
@@ -220,12 +192,36 @@ class OnHost(BesideWeights):
         self._arenas: dict[torch.device, tuple[Arena, Arena]] = {}
 
     def slots_of(self, group: ReadGroup, name: str, param: Tensor) -> Sequence[Slot]:
-        """Return the slots of a parameter of a group."""
-        return streamed_slots_of(group, name, param)
+        """Return the slots of a parameter: of a long one, rows of it."""
+        plan = group.plan(name, param)
+        if is_sharded(param):
+            check_sharding(group.caller, name, param)
+        if not is_streamed(plan, param):
+            if is_away(param.device):
+                say_once(
+                    f"{group.caller}: steps of some shards, such as {name!r}, exchange messages with other "
+                    "processes, so their state stays beside their weights. To have it on the host, shard "
+                    "first axes, take formats whose blocks no border cuts, or use CPUOffloadPolicy of "
+                    "fully_shard."
+                )
+            return super().slots_of(group, name, param)
+        window, home = window_of(param), _HOST
+        # The norm of all gradients adds up those of whole parameters.
+        cut = _has_rows(plan, param) and not any(link.measures for link in group.links)
+        if not cut or math.prod(window.shape) <= _PIECE:
+            return [PartSlot(param, name, plan.within(window), window, whole_plan=plan, home=home)]
+        length, slots = max(_PIECE // math.prod(window.shape[1:]), 1), []
+        for first in range(0, window.shape[0], length):
+            last = min(first + length, window.shape[0])
+            offset, shape = (window.offset[0] + first, *window.offset[1:]), (last - first, *window.shape[1:])
+            some = Window(window.whole, offset, shape)
+            here, rows = plan.within(some), slice(first, last)
+            slots.append(PartSlot(param, name, here, some, whole_plan=plan, rows=rows, home=home))
+        return slots
 
     def arrange(self, batches: Sequence[Batch]) -> tuple[list[Batch], list[Action]]:
         """Return batches, those whose state comes last, and what is done around these."""
-        others, pieces = in_pieces(batches)
+        others, pieces = _in_pieces(batches)
         _, actions = super().arrange(others)
         return [*others, *pieces], [*actions, Streaming(self._arenas, pieces)]
 
@@ -236,7 +232,7 @@ class OnHost(BesideWeights):
         return {key: x if key == "step" else kept_at(x, _HOST, param.device) for key, x in state.items()}
 
 
-def in_pieces(batches: Iterable[Batch]) -> tuple[list[Batch], list[Batch]]:
+def _in_pieces(batches: Iterable[Batch]) -> tuple[list[Batch], list[Batch]]:
     """Return what is stepped as it is, and then pieces: batches whose state is brought from the host."""
     others, pieces = [], []
     for batch in batches:
