@@ -106,7 +106,7 @@ class Optimizer(torch.optim.Optimizer):
     _idle_steps = 0
     """So many steps began, and no parameter has had a gradient yet."""
 
-    _half_loaded = False
+    _half_loaded: str | None = None  # what failed while it copied
     """Whether weights, groups and state are of two runs: a load began to change them and did not end."""
 
     def __init__(
@@ -226,11 +226,11 @@ class Optimizer(torch.optim.Optimizer):
         self.check_loaded()
 
     def check_loaded(self) -> None:
-        """Raise RuntimeError if the last load failed while it copied."""
+        """Raise RuntimeError if the last load, or `set_float32_params`, failed while it copied."""
         if self._half_loaded:
             raise RuntimeError(
-                f"{self._name}: the last load failed while it copied, so weights, groups and state are of "
-                "two runs. Free memory and load again, or build a new optimizer."
+                f"{self._name}: {self._half_loaded} failed while it copied, so weights, groups and state are "
+                "of two runs. Free memory and load again, or build a new optimizer."
             )
 
     def state_dict(self) -> dict[str, Any]:

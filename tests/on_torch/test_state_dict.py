@@ -1,7 +1,9 @@
 """State dicts: every bit and dtype survives."""
 
+import contextlib
 import copy
 import functools
+import itertools
 import unittest.mock
 import weakref
 
@@ -397,6 +399,23 @@ def test_loading_frees_the_old_state_before_it_asks_for_new_memory():
     assert alive == [None] * 6
 
 
+@contextlib.contextmanager
+def memory_ending_at(call, name):
+    """Raise at one call of a method of tensors, and hold that the error comes out."""
+    whole, calls = getattr(torch.Tensor, name), itertools.count(1)
+
+    def until_memory_ends(x, *args, **options):
+        if next(calls) == call:
+            raise RuntimeError("not enough memory")
+        return whole(x, *args, **options)
+
+    with (
+        unittest.mock.patch.object(torch.Tensor, name, until_memory_ends),
+        pytest.raises(RuntimeError, match="not enough memory"),
+    ):
+        yield
+
+
 def test_a_load_that_fails_while_it_copies_stops_the_run_until_one_succeeds():
     """As where memory ends at the second of three parameters: some state is new, some gone, some old."""
     params = parameters()
@@ -404,18 +423,7 @@ def test_a_load_that_fails_while_it_copies_stops_the_run_until_one_succeeds():
     run(params, optimizer, range(2))
     saved = through_a_file(optimizer.state_dict())
     run(params, optimizer, range(2, 5))
-    to, copied = torch.Tensor.to, []
-
-    def to_until_memory_ends(x, *args, **options):
-        copied.append(x)
-        if len(copied) == 3:
-            raise RuntimeError("not enough memory")
-        return to(x, *args, **options)
-
-    with (
-        unittest.mock.patch.object(torch.Tensor, "to", to_until_memory_ends),
-        pytest.raises(RuntimeError, match="not enough memory"),
-    ):
+    with memory_ending_at(3, "to"):
         optimizer.load_state_dict(saved)
     for use in (optimizer.step, optimizer.state_dict, copy.deepcopy(optimizer).step):
         with pytest.raises(RuntimeError, match="AdamW: the last load failed while it copied"):
@@ -438,19 +446,7 @@ def test_a_file_that_is_half_loaded_stops_the_run_until_it_is_loaded_again(fails
     hs.save_state(tmp_path / "run", model, optimizer)
     saved = [p.detach().clone() for p in model.parameters()]
     run(params, optimizer, range(2, 5))
-    name, copied = ("to" if fails == "state" else "copy_"), []
-    whole = getattr(torch.Tensor, name)
-
-    def until_memory_ends(x, *args, **options):
-        copied.append(x)
-        if len(copied) == 2:
-            raise RuntimeError("not enough memory")
-        return whole(x, *args, **options)
-
-    with (
-        unittest.mock.patch.object(torch.Tensor, name, until_memory_ends),
-        pytest.raises(RuntimeError, match="not enough memory"),
-    ):
+    with memory_ending_at(2, "to" if fails == "state" else "copy_"):
         hs.load_state(tmp_path / "run", model, optimizer)
     save = functools.partial(hs.save_state, tmp_path, model)
     for use in (hs.AdamW.step, save, hs.float32_params, hs.float32_state_dict, hs.stored_params):
@@ -460,6 +456,33 @@ def test_a_file_that_is_half_loaded_stops_the_run_until_it_is_loaded_again(fails
     assert all(map(torch.equal, model.parameters(), saved))
     optimizer.step()
     assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+
+
+def test_float32_weights_that_are_half_set_stop_the_run_until_they_are_set_again():
+    params = [*torch.nn.Linear(3, 2, dtype=torch.bfloat16).named_parameters()]
+    optimizer = hs.AdamW(params, param_storage="split16")
+    run(params, optimizer, range(2))
+    values = {name: torch.full(p.shape, 0.3) for name, p in params}
+    with memory_ending_at(2, "copy_"):
+        hs.set_float32_params(optimizer, values)
+    for use in (hs.AdamW.step, hs.AdamW.state_dict, hs.float32_params):
+        with pytest.raises(RuntimeError, match="AdamW: set_float32_params failed while it copied"):
+            use(optimizer)
+    hs.set_float32_params(optimizer, values)
+    assert all(map(torch.equal, hs.float32_params(optimizer).values(), values.values()))
+    optimizer.step()
+
+
+def test_setting_float32_weights_does_not_make_up_for_a_load_that_failed():
+    params = [*torch.nn.Linear(3, 2, dtype=torch.bfloat16).named_parameters()]
+    optimizer = hs.AdamW(params)
+    run(params, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    with memory_ending_at(2, "to"):
+        optimizer.load_state_dict(saved)
+    hs.set_float32_params(optimizer, {name: torch.ones(p.shape) for name, p in params})
+    with pytest.raises(RuntimeError, match="AdamW: the last load failed while it copied"):
+        optimizer.step()
 
 
 def test_a_hook_that_raises_after_loading_finds_all_of_it_loaded(tmp_path):

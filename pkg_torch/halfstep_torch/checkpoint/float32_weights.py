@@ -71,7 +71,8 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
 
     Rounds each weight to its dtype as its storage does. The rest goes to the array beside the weight:
     `compensate` rounds it to bfloat16. `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep
-    all of it. Moments and steps stay as they are. All weights are set or, if anything is wrong, none.
+    all of it. Moments and steps stay as they are. If anything is wrong, no weight is set. If it is
+    interrupted while it copies, the optimizer refuses to step or to be saved until this call is repeated.
 
     Args:
         optimizer: whose parameters they are.
@@ -99,6 +100,8 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     _check_keys(caller, [key for key, _, _ in parameters], list(given))
     for key, param, _ in parameters:
         _check_value(caller, key, param, given[key])
+    was_half = optimizer._half_loaded
+    optimizer._half_loaded = was_half or caller
     for key, param, plan in parameters:
         placed = sharding(param)
         w = local_part(placed_copy(given[key].detach(), param, placed and placed[1]))
@@ -112,6 +115,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
                 array = local_part(placed_copy(whole, param, tuple(state.placements)))
             local_part(state).copy_(array)
         local_part(param).copy_(p32)
+    optimizer._half_loaded = None if was_half == caller else was_half
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str | int, Tensor, Plan]]:

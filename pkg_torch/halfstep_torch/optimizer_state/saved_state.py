@@ -66,7 +66,7 @@ def load(
             optimizer.param_groups, saved_groups, optimizer._choices, strict=True
         )
     ]
-    was_half, optimizer._half_loaded = optimizer._half_loaded, True
+    was_half, optimizer._half_loaded = optimizer._half_loaded, "the last load"
     try:
         replace_groups(optimizer.param_groups, groups, functools.partial(_check_values, optimizer))
     except BaseException:  # the groups are as they were
@@ -83,7 +83,7 @@ def load(
         optimizer.state, states, lambda param, state: optimizer._home.placed(param, plans[param], state)
     )
     set_rest()
-    optimizer._half_loaded = False
+    optimizer._half_loaded = None
     for hook in _hooks(optimizer, "_optimizer_load_state_dict_post_hooks"):
         hook(optimizer)
 
