@@ -35,7 +35,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to keep the weights: a dtype, and how an update lands on it."""
+    """One way to keep the weights: a dtype, and how an update is applied to it."""
 
     name: str
     dtype: Literal["float32", "bfloat16"]

@@ -264,8 +264,8 @@ def norm(case):
     return {"norm": answer(case, "norm", [pattern(f32(math.ldexp(math.sqrt(total), exponent)))])}
 
 
-def land(p, u, dtype, word, storage):
-    """Return the update that a weight storage emits and the weight that it lands on (P1, P2)."""
+def apply(p, u, dtype, word, storage):
+    """Return the update that a weight storage emits and the weight after it (P1, P2)."""
     if storage == "stochastic" and dtype != "float32":
         q = to_number(to_pattern(f32(p + u), dtype, word), dtype)
         u = -0.0 if q == p else f32(q - p)
@@ -273,11 +273,11 @@ def land(p, u, dtype, word, storage):
 
 
 def round_stochastically(case):
-    """Land on weights."""
+    """Apply updates to weights."""
     p = case.inputs["p"]
     ps, us = values(p), values(case.inputs["u"])
     drawn = words(seed_of(case), plain(case, "step"), case.arguments["leaf"], 0, len(ps))
-    rows = [land(*row, p.dtype, word, "stochastic") for *row, word in zip(ps, us, drawn, strict=True)]
+    rows = [apply(*row, p.dtype, word, "stochastic") for *row, word in zip(ps, us, drawn, strict=True)]
     return {
         "u": answer(case, "u", [pattern(u) for u, _ in rows]),
         "p": answer(case, "p", [code for _, code in rows]),
@@ -379,7 +379,7 @@ def take_steps(case, rule):
             u = update(h, step, g, *old[:2], store)
             if a["decay"] == "decoupled" and wd:
                 u = f32(u + f32(wd * w))
-            _, code = land(w, f32(-h["learning_rate"] * u), p.dtype, drawn["p"][i], a["param_storage"])
+            _, code = apply(w, f32(-h["learning_rate"] * u), p.dtype, drawn["p"][i], a["param_storage"])
             weights[i] = to_number(code, p.dtype)
             out["p"].append(code)
     return {name: answer(case, name, codes) for name, codes in out.items()}

@@ -9,10 +9,10 @@ import optax
 
 from halfstep.description import NOT_STORED, WEIGHT, ArrayDescription, Description, moment_reason
 from halfstep.rule import Rule
-from halfstep_jax.landings import is_wide
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.watched_updates import is_wide
 from halfstep_jax.weights.chain_check import ChainFault, chain_fault
 from halfstep_jax.weights.weight_rule import WeightRule
 
@@ -42,7 +42,9 @@ def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -
     """
     links, state, _ = state_map(tx, params)
     fault = chain_fault(tx, params, extra_args)
-    stored_by = {name: link.rule for link in links if _lands(link) for name, _ in named_leaves(link.params)}
+    stored_by = {
+        name: link.rule for link in links if _stores_weights(link) for name, _ in named_leaves(link.params)
+    }
     rows: dict[str, list[ArrayDescription]] = collections.defaultdict(list)
     for row in (row for link in links for row in _rows(link)):
         rows[row.leaf].append(row)
@@ -63,7 +65,7 @@ def weights_that_links_store(tx: optax.GradientTransformation, params: Any) -> s
     """Return the names of the weights that a link of this package stores, so that rounding loses nothing."""
     names = {name for name, _ in named_leaves(params)}
     links = state_map(tx, params).links
-    stored = {name for link in links if _lands(link) for name, _ in named_leaves(link.params)}
+    stored = {name for link in links if _stores_weights(link) for name, _ in named_leaves(link.params)}
     # A transform that renames weights, such as `optax.flatten`, hides which of them its links store.
     return stored if stored <= names else names
 
@@ -74,9 +76,9 @@ def _own_state(link: Link) -> Any:
     return link.state._replace(inner_state=None) if wraps else link.state
 
 
-def _lands(link: Link) -> bool:
+def _stores_weights(link: Link) -> bool:
     """Whether a link stores the weights."""
-    return isinstance(link.rule, WeightRule) or (isinstance(link.rule, Rule) and link.rule.lands)
+    return isinstance(link.rule, WeightRule) or (isinstance(link.rule, Rule) and link.rule.rounds_weights)
 
 
 def _weight(name: str, p, stored_by: WeightRule | Rule | None, fault: ChainFault | None) -> ArrayDescription:

@@ -15,10 +15,10 @@ import optax
 from halfstep.diagnosis import Count, Diagnosis, Wording, diagnosis_of
 from halfstep_jax.description import weights_that_links_store
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState
-from halfstep_jax.landings import Landings, watched_landings
 from halfstep_jax.leaves import check_params, named_leaves
 from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments
 from halfstep_jax.numbers.global_norm import global_norm
+from halfstep_jax.watched_updates import WatchedUpdates, watching
 from halfstep_jax.weights.chain_check import as_stepped, chain_fault
 from halfstep_jax.weights.narrow_weights import Compensate
 
@@ -78,10 +78,10 @@ def diagnose(
     tx = _with_extra_args(tx, extra_args)
     state = tx.init(params) if state is None else state
     changed = fault.leaves if fault else frozenset()
-    landed = weights_that_links_store(tx, params) - changed
+    stored = weights_that_links_store(tx, params) - changed
     zeros = jax.tree.map(jnp.zeros_like, grads)
     updates, _ = jax.jit(tx.update)(grads, state, params)
-    lost = _lost(params, updates, landed) | _lost_movement(tx, params, grads, changed)
+    lost = _lost(params, updates, stored) | _lost_movement(tx, params, grads, changed)
     compensated = {} if fault else _lost_by_compensation(tx, params, grads, state)
     decay = _decay(tx, params, zeros)
     decays = any(bool((u != 0).any()) for u in jax.tree.leaves(decay))
@@ -90,7 +90,7 @@ def diagnose(
         fault=fault.advice if fault else "",
         updates={name: x for name, x in lost.items() if name not in compensated},
         compensated=compensated,
-        decay=_lost(params, decay, landed).values() if decays else None,
+        decay=_lost(params, decay, stored).values() if decays else None,
         moments=diagnose_moments(tx, params, zeros, state),
         sums_rounded=_sums_rounded(state),
         norm=float(global_norm(jax.tree.leaves(grads), exact=False)),
@@ -126,7 +126,7 @@ def _decay(tx: optax.GradientTransformation, params, zeros):
     return jax.tree.map(lambda u, v: jnp.where(u == v, jnp.zeros_like(u), u), decayed, other)
 
 
-def _lost(params, updates, landed: Collection[str]) -> dict[str, Count]:
+def _lost(params, updates, stored: Collection[str]) -> dict[str, Count]:
     """Return of every 16-bit weight how many elements stay where they are, of how many with an update."""
     us, after = (jax.tree.leaves(tree) for tree in (updates, optax.apply_updates(params, updates)))
     counts = {}
@@ -134,7 +134,7 @@ def _lost(params, updates, landed: Collection[str]) -> dict[str, Count]:
         if p.dtype in NARROW:
             moved = u != 0
             counts[name] = (
-                (0, p.size) if name in landed else (int((moved & (new == p)).sum()), int(moved.sum()))
+                (0, p.size) if name in stored else (int((moved & (new == p)).sum()), int(moved.sum()))
             )
     return counts
 
@@ -144,8 +144,8 @@ def _lost_movement(
 ) -> dict[str, Count]:
     """Return of such weights which share of their movement is lost, as so many of their elements.
 
-    Weights begin with a last bit of 0. Half a gap, which chains like `scale(0.5)` leave of a landed update,
-    rounds to even: it moves odd weights once, and even ones never.
+    Weights begin with a last bit of 0. Half a gap, which chains like `scale(0.5)` leave of an update, rounds
+    to even: it moves odd weights once, and even ones never.
     """
     if not names:
         return {}
@@ -184,12 +184,12 @@ def _even(p: jax.Array) -> jax.Array:
 
 def _lost_by_compensation(tx: optax.GradientTransformation, params, grads, state) -> dict[str, Count]:
     """Return how many updates Kahan's sum loses: those below 2^-18 of a weight (contract P4)."""
-    landings, weights = Landings(), dict(named_leaves(params))
-    with watched_landings(landings):
+    watched, weights = WatchedUpdates(), dict(named_leaves(params))
+    with watching(watched):
         tx.update(grads, state, params)
     counts = {}
-    for name in (name for name, link in landings.by.items() if link == Compensate.name and name in weights):
-        size, most = jnp.abs(landings.arrived[name]), jnp.abs(weights[name].astype(jnp.float32))
+    for name in (name for name, link in watched.by.items() if link == Compensate.name and name in weights):
+        size, most = jnp.abs(watched.arrived[name]), jnp.abs(weights[name].astype(jnp.float32))
         counts[name] = int(((size > 0) & (size < 2.0**-18 * most)).sum()), int((size > 0).sum())
     return counts
 

@@ -124,7 +124,7 @@ class StoredStepMoment(StepMoment):
         return stored.decode(new, key)
 
 
-class LandedWeight(StepWeight):
+class RoundedWeight(StepWeight):
     """A weight of one leaf during one step of a rule that rounds it: to its own dtype, stochastically."""
 
     def __init__(self, p: jax.Array, dtype: Any, key: LeafKey, op: JaxOp):

@@ -16,7 +16,6 @@ from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, declared, moments_of
 from halfstep.step import updated
 from halfstep.storage.moment_formats import check_feedback, check_power_unit, check_saturation, check_unit
-from halfstep_jax.landings import watched
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
@@ -27,7 +26,7 @@ from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.numbers.shared_keys import share_keys, shared_zero, unshared_keys
 from halfstep_jax.placement import placed_as
 from halfstep_jax.rule import (
-    LandedWeight,
+    RoundedWeight,
     StepKeys,
     checked,
     numbers_at,
@@ -39,6 +38,7 @@ from halfstep_jax.rule import (
 )
 from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.watched_updates import watched
 from halfstep_jax.xla import passes
 from halfstep_jax.xla.exact import opaque_bits, opaque_input, stored_with, zero_on_cpu
 from halfstep_jax.xla.shards import known_shards, shards
@@ -114,7 +114,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
             return _without_moments(rule, leaves, weights, numbers), after
         dtypes = leaves.weight_dtypes(params)
         us, trees = _with_moments(rule, stored, leaves, weights, dtypes, numbers, state, count)
-        us = watched(rule.name, leaves, weights, us) if rule.lands else us
+        us = watched(rule.name, leaves, weights, us) if rule.rounds_weights else us
         return us, _state(rule, count, state.seed, trees)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -159,7 +159,9 @@ def _with_moments(
         for name, moment in stored.items()
     ]
     ids = [leaf_id(name) for name in leaves.names]
-    roles = sorted({moment.key_role for moment in stored.values()} | ({Role.PARAM} if rule.lands else set()))
+    roles = sorted(
+        {moment.key_role for moment in stored.values()} | ({Role.PARAM} if rule.rounds_weights else set())
+    )
     keys, before = leaf_keys(state.seed, count, ids, roles), None
     if any(moment.dithered for moment in stored.values()):
         before = leaf_keys(state.seed, state.count, ids, roles)
@@ -221,7 +223,7 @@ def _step_here(
     formats = {name: moment.format_of(old) for (name, moment), old in zip(stored, encoded, strict=True)}
     feeds = any(moment.feeds_back(formats[name]) for name, moment in stored)
     # Op by op nothing is kept that was not computed.
-    in_passes = passes.ARE_THERE and isinstance(key.zero, Tracer) and (feeds or rule.lands)
+    in_passes = passes.ARE_THERE and isinstance(key.zero, Tracer) and (feeds or rule.rounds_weights)
     if in_passes:
         old = {name: formats[name].unpacked(x) for (name, _), x in zip(stored, encoded, strict=True)}
         # XLA on a GPU has two passes of its own where only one moment has scales, and one where none has.
@@ -231,10 +233,10 @@ def _step_here(
     else:
         u, moments = _take(static, step_keys, numbers, g, p, dict(zip(formats, encoded, strict=True)))
         new = {name: moments[name].encoded for name, _ in stored}
-    if rule.lands or (not feeds and any(fmt.has_inverse_root for fmt in formats.values())):
+    if rule.rounds_weights or (not feeds and any(fmt.has_inverse_root for fmt in formats.values())):
         # Made before moments are stored, u would have a pass of its own on a TPU.
         for name, moment in stored:
-            codes, early = new[name].codes, rule.lands and moment.field.signed
+            codes, early = new[name].codes, rule.rounds_weights and moment.field.signed
             if (moment.field.unit or early) and codes.shape == u.shape:  # codes of 4 bits are packed
                 u = stored_with(u, codes, key.zero)
     return u, *(new[name] for name, _ in stored)
@@ -247,7 +249,7 @@ def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str
     moments = step_moments(dict(stored), [old[name] for name, _ in stored], keys, op, numbers, **new)
     dtype = None if p is None else p.dtype
     g, p = opaque_input(g, keys.zero), None if p is None else opaque_input(p, keys.zero)
-    weight = {"param": LandedWeight(p, dtype, keys.now, op)} if rule.lands and p is not None else {}
+    weight = {"param": RoundedWeight(p, dtype, keys.now, op)} if rule.rounds_weights and p is not None else {}
     return updated(rule, numbers, g, p, op, moments | weight), moments
 
 
@@ -258,7 +260,7 @@ def _in_passes(
     in_passes = {name: x for name, x in old.items() if not formats[name].has_inverse_root}
 
     def take(zero, new):
-        before = zero_on_cpu(zero) if static[0].lands else zero
+        before = zero_on_cpu(zero) if static[0].rounds_weights else zero
         again = jax.tree.map(lambda x: opaque_bits(x, before), old)
         u, moments = _take(static, keys._replace(zero=zero), numbers, g, p, again, new=new)
         others = {name: moment.encoded for name, moment in moments.items() if name not in new}

@@ -198,8 +198,8 @@ class Rule:
         reads_params: the reason why `update` reads the weights, for the error about missing `params`; "" if
             it does not read them.
         ordered: pairs of hyperparameters of which the first may not be above the second.
-        lands: whether `update` rounds the weights itself, by `m.param.round(w)`, and returns their change
-            (contract P9). The rule is then the last of its chain. For rules of halfstep alone.
+        rounds_weights: whether `update` rounds the weights itself, by `m.param.round(w)`, and returns their
+            change (contract P9). The rule is then the last of its chain. For rules of halfstep alone.
 
     Example:
         >>> class ScaleBySign(Rule):
@@ -220,7 +220,7 @@ class Rule:
     needs: ClassVar[Literal["array", "norms", "update"]] = "array"
     reads_params: ClassVar[str] = ""
     ordered: ClassVar[tuple[tuple[str, str], ...]] = ()
-    lands: ClassVar[bool] = False
+    rounds_weights: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -312,10 +312,10 @@ def _check(rule: type[Rule], declarations: Declared, fields: set[str]) -> None:
     if rule.scope not in SCOPES:
         scopes = '"elementwise", "parameter" or "all"'
         raise ValueError(f"{rule.name}: scope={rule.scope!r} is not a scope. Use {scopes}.")
-    if rule.lands and rule.__module__.partition(".")[0] != "halfstep":
+    if rule.rounds_weights and rule.__module__.partition(".")[0] != "halfstep":
         raise ValueError(
-            f"{rule.name}: lands=True is for rules of halfstep, whose weights are rounded in every trial. "
-            "Leave it out, and end the chain with round_stochastically()."
+            f"{rule.name}: rounds_weights=True is for rules of halfstep, whose weights are rounded in every "
+            "trial. Leave it out, and end the chain with round_stochastically()."
         )
     for name, moment in declarations.moments.items():
         if moment.errors not in ERRORS:

@@ -157,12 +157,12 @@ class JaxBackend(Backend):
         tx = hs.round_stochastically(seed_of(case))
         state = optax.tree.set(tx.init(params), count=jnp.int32(to_numpy(case.inputs["step"]) - 1))
 
-        def land(params, updates, state):
+        def apply(params, updates, state):
             updates, _ = tx.update(updates, state, params)
             return updates, optax.apply_updates(params, updates)
 
-        emitted, landed = self._compiled(land)(params, updates, state)
-        return {"u": from_jax(_leaf(emitted)[:size]), "p": from_jax(_leaf(landed)[:size])}
+        emitted, applied = self._compiled(apply)(params, updates, state)
+        return {"u": from_jax(_leaf(emitted)[:size]), "p": from_jax(_leaf(applied)[:size])}
 
     def encode(self, case: Case) -> dict[str, Array]:
         a = case.arguments

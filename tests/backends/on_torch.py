@@ -144,14 +144,14 @@ class TorchBackend(Backend):
         )
         rule = hs.round_stochastically(seed_of(case)).bind("test", (), ParamInfo(p.dtype, p.shape))
 
-        def land(p, u, words):
+        def apply(p, u, words):
             p32 = p.to(torch.float32)
             if rule is not None:
                 u, _ = rule.update(u, p32, {}, (), [lambda shape: words])
             return u, apply_updates(p32, u, p.dtype)
 
-        emitted, landed = self._compiled(("land", p.dtype), land)(p, u, words)
-        return {"u": from_torch(emitted), "p": from_torch(landed)}
+        emitted, applied = self._compiled(("apply", p.dtype), apply)(p, u, words)
+        return {"u": from_torch(emitted), "p": from_torch(applied)}
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])

@@ -67,9 +67,9 @@ class SpecBackend(Backend):
         step = int(case.inputs["step"].bits)
         words = spec.random_words(seed_of(case), step, case.arguments["leaf"], spec.Role.PARAM, u.shape)
         with np.errstate(invalid="ignore", over="ignore"):
-            emitted, _ = storage.land(p.bits, u, None, words)
-            landed = spec.apply_updates(p.bits, emitted, p.dtype)
-        return {"u": Array.of(emitted), "p": Array.of(landed, p.dtype)}
+            emitted, _ = storage.emit(p.bits, u, None, words)
+            applied = spec.apply_updates(p.bits, emitted, p.dtype)
+        return {"u": Array.of(emitted), "p": Array.of(applied, p.dtype)}
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, case.inputs["x"].bits.view(np.float32)

@@ -77,7 +77,7 @@ def fused(body: list[Instruction]) -> list[list[Instruction]]:
 
 def test_every_product_that_is_fused_with_a_sum_is_seen(subject):
     bodies = fused(subject.kernel.body)
-    # Of two moments, the decay and the landing; of each moment two products are added.
+    # Of two moments, the decay and the new weight; of each moment two products are added.
     assert len(bodies) >= 5
     assert 0 not in [subject.differing_with(body) for body in bodies]
 

@@ -114,7 +114,7 @@ class ScheduleFree(spec.Step):
         u, of_rule = self.rule.step(_through(before, g, p32), of_rule, leaf, p32)
         u, of_lead = self.lead.step(_through(after, u, p32), of_lead, leaf, p32)
         words = random_words(self.rule.seed, of_rule.count, leaf, Role.PARAM, p.shape)
-        u, extra = self.storage.land(p, u, state.extra, words)
+        u, extra = self.storage.emit(p, u, state.extra, words)
         kept = spec.RuleState(of_rule.count, of_rule.moments | of_lead.moments)
         return spec.apply_updates(p, u, self.param_dtype), spec.StepState(kept, extra)
 

@@ -178,7 +178,7 @@ def test_annotations_are_complete_and_can_be_read(name):
 
 
 def test_the_two_exceptions_are_by_design():
-    """Updates are float32, since in 16 bits they could not land on a weight.
+    """Updates are float32, since in 16 bits they could not lead to a weight.
 
     Optax asks for updates in the dtype of the gradients, and that `lax.cond` may choose between updates and
     gradients. Under float32 gradients both hold.

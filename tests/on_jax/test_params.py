@@ -1,4 +1,4 @@
-"""Weights land where stochastic rounding puts them, through Optax's own `apply_updates` and through ours."""
+"""Stochastically rounded weights, through Optax's own `apply_updates` and through ours."""
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ def bits(values) -> np.ndarray:
     return values.view(f"u{values.itemsize}")
 
 
-def land(p, u, seed=0, step=1, compiled=True):
-    """Return the emitted update and where `optax.apply_updates` lands."""
+def stored(p, u, seed=0, step=1, compiled=True):
+    """Return the emitted update and what `optax.apply_updates` makes of it."""
     tx = hs.round_stochastically(seed)
 
     def both(p, u):
@@ -35,7 +35,7 @@ def land(p, u, seed=0, step=1, compiled=True):
 
 def landing_update(p, u, dtype, words):
     """Return the reference's update."""
-    return spec.param_storage("stochastic", dtype).land(bits(p), np.asarray(u), None, words)[0]
+    return spec.param_storage("stochastic", dtype).emit(bits(p), np.asarray(u), None, words)[0]
 
 
 @pytest.mark.slow
@@ -44,13 +44,13 @@ def landing_update(p, u, dtype, words):
 def test_the_update_and_the_landing_are_those_of_the_reference(dtype, compiled):
     p, u = weights(20_000, dtype), gradients(1, 20_000)[0] * 2.0**-9
     words = spec.random_words(2**50, 7, "w", spec.Role.PARAM, p.shape)
-    emitted, landed = land(p, u, 2**50, 7, compiled)
+    emitted, applied = stored(p, u, 2**50, 7, compiled)
     expected = landing_update(p, u, dtype, words)
     assert_same(from_jax(emitted), Array.of(expected, "float32"))
-    assert_same(from_jax(landed), Array.of(spec.apply_updates(bits(p), expected, dtype), dtype))
+    assert_same(from_jax(applied), Array.of(spec.apply_updates(bits(p), expected, dtype), dtype))
     if dtype != "float32":
         rounded = spec.round_to(np.asarray(p, np.float32) + np.asarray(u), dtype, words)
-        assert_same(from_jax(landed), Array.of(rounded, dtype))
+        assert_same(from_jax(applied), Array.of(rounded, dtype))
 
 
 def corners(dtype):
@@ -69,35 +69,35 @@ def test_corner_classes_land_as_the_contract_says(dtype):
     words = spec.random_words(0, 1, "w", spec.Role.PARAM, p.shape)
     with np.errstate(invalid="ignore", over="ignore"):
         expected = landing_update(p, u, dtype, words)
-        landing = spec.apply_updates(bits(p), expected, dtype)
+        expected_weight = spec.apply_updates(bits(p), expected, dtype)
     for compiled in (True, False):
-        emitted, landed = land(p, u, compiled=compiled)
+        emitted, applied = stored(p, u, compiled=compiled)
         assert_same(from_jax(emitted), Array.of(expected, "float32"))
-        assert_same(from_jax(landed), Array.of(landing, dtype))
+        assert_same(from_jax(applied), Array.of(expected_weight, dtype))
         ours = hs.apply_updates({"w": p}, {"w": u}, 0, 1)
-        assert_same(from_jax(ours["w"]), Array.of(landing, dtype))
+        assert_same(from_jax(ours["w"]), Array.of(expected_weight, dtype))
 
 
 @pytest.mark.parametrize("dtype", NARROW)
 def test_a_weight_that_does_not_move_gets_minus_zero(dtype):
     p = jnp.asarray(np.array([0.0, -0.0, 1.0, -3.0, np.inf], DTYPES[dtype]))
-    emitted, landed = land(p, jnp.zeros(5))
+    emitted, applied = stored(p, jnp.zeros(5))
     assert bits(emitted).tolist() == [0x80000000] * 5
-    assert_same(from_jax(landed), from_jax(p))
+    assert_same(from_jax(applied), from_jax(p))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_apply_updates_is_the_link_and_apply_updates_of_optax(dtype):
     p, u = weights(5000, dtype), gradients(1, 5000)[0] * 1e-3
-    _, landed = land(p, u, seed=9, step=4)
+    _, applied = stored(p, u, seed=9, step=4)
     for apply in (hs.apply_updates, jax.jit(hs.apply_updates)):
-        assert_trees_same(apply({"w": p}, {"w": u}, jnp.array([0, 9], jnp.uint32), 4)["w"], landed)
+        assert_trees_same(apply({"w": p}, {"w": u}, jnp.array([0, 9], jnp.uint32), 4)["w"], applied)
 
 
 def test_every_step_rounds_by_new_words():
     p, u = weights(1000), gradients(1, 1000)[0] * 1e-4
-    landed = [np.asarray(land(p, u, step=k)[1]).tobytes() for k in (1, 2, 3)]
-    assert len(set(landed)) == 3
+    applied = [np.asarray(stored(p, u, step=k)[1]).tobytes() for k in (1, 2, 3)]
+    assert len(set(applied)) == 3
 
 
 def test_float32_weights_pass_through_untouched():
@@ -105,14 +105,14 @@ def test_float32_weights_pass_through_untouched():
         [0, 0x80000000, 0x3F800001, 0x7F800000, 0xFF800000, 0x7FC00000, 0x00000001], np.uint32
     )
     u = jnp.asarray(patterns.view(np.float32))
-    emitted, _ = land(jnp.zeros(7), u)
+    emitted, _ = stored(jnp.zeros(7), u)
     assert_same(from_jax(emitted), Array.of(patterns.view(np.float32), "float32"))
 
 
 def test_float16_weights_reach_their_subnormals():
     p = jnp.repeat(jnp.asarray(np.array([2.0**-24, -(2.0**-20), 0.0], np.float16)), 64)
     u = jnp.repeat(jnp.array([2.0**-26, 2.0**-26, 2.0**-25], jnp.float32), 64)
-    landed = np.asarray(land(p, u)[1], np.float64).reshape(3, 64)
-    assert set(landed[0]) == {2.0**-24, 2.0**-23}
-    assert set(landed[1]) == {-(2.0**-20), -(2.0**-20) + 2.0**-24}
-    assert set(landed[2]) == {0.0, 2.0**-24}
+    applied = np.asarray(stored(p, u)[1], np.float64).reshape(3, 64)
+    assert set(applied[0]) == {2.0**-24, 2.0**-23}
+    assert set(applied[1]) == {-(2.0**-20), -(2.0**-20) + 2.0**-24}
+    assert set(applied[2]) == {0.0, 2.0**-24}

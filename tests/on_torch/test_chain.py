@@ -30,7 +30,7 @@ EAGER_AND_COMPILED = [False, pytest.param(True, marks=pytest.mark.slow)]
 @pytest.mark.parametrize("compile", EAGER_AND_COMPILED)
 def test_the_classes_are_chains(compile):
     adam = hs.scale_by_adam(0.8, 0.99, 1e-6, nu_dtype="float32", seed=3)
-    decay, rate, land = (
+    decay, rate, store = (
         hs.add_decayed_weights(0.1),
         hs.scale_by_learning_rate(1e-2),
         hs.round_stochastically(3),
@@ -43,7 +43,7 @@ def test_the_classes_are_chains(compile):
         "nu_dtype": "float32",
         "seed": 3,
     }
-    for make, links in ((hs.AdamW, (adam, decay, rate, land)), (hs.Adam, (decay, adam, rate, land))):
+    for make, links in ((hs.AdamW, (adam, decay, rate, store)), (hs.Adam, (decay, adam, rate, store))):
         p, q = weights(), weights()
         alias = make([("w", p)], **options, compile=compile)
         for g in gradients():

@@ -114,7 +114,7 @@ def test_an_elementwise_chain_is_one_stage():
     scopes = ["elementwise", "parameter", "elementwise"]
     for _, _, plan in run(hs.Lamb, steps=0).plans():
         assert [stage.scope for stage in plan.stages] == scopes
-    assert make_plan([], [], torch.float32, False).stages[0].lands
+    assert make_plan([], [], torch.float32, False).stages[0].applies
 
 
 @pytest.mark.parametrize("maximize", [False, True])

@@ -55,7 +55,7 @@ FORMULAS = {
 
 @pytest.mark.parametrize(("links", "formula"), FORMULAS.values(), ids=FORMULAS)
 def test_a_step_has_no_operation_more_than_its_formula(links, formula):
-    rate_and_landing = collections.Counter({"mul": 1, "add": 1})
-    assert step_counts(*links, hs.scale_by_learning_rate(0.1)) == rate_and_landing + collections.Counter(
+    rate_and_apply = collections.Counter({"mul": 1, "add": 1})
+    assert step_counts(*links, hs.scale_by_learning_rate(0.1)) == rate_and_apply + collections.Counter(
         formula
     )

@@ -13,7 +13,7 @@ from compare import assert_same
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.vectors import Array
 from halfstep_torch.numbers.exact import is_tame, sqrt
-from halfstep_torch.weights.weight_rule import apply_updates, landed, landing
+from halfstep_torch.weights.weight_rule import applied, apply_updates, update_between
 
 TARGETS = tuple(FLOAT_FORMATS)
 _CUTS = (0, 0x33800000, 0x387FC000, 0x38800000, 0x3B000000, 0x43E00000, 0x477FE000, 0x7F7F0000, 0x7F800000)
@@ -82,10 +82,10 @@ _ENDS = [0, 1, 0x3F80, 0x3F81, 0x3780, 0x0080, 0x7E7F, 0x7E80, 0x7F7F, 0x7F80, 0
 def test_a_weight_lands_where_its_update_takes_it(dtype):
     ends = torch.tensor([end - sign for end in _ENDS for sign in (0, 1 << 15)]).to(torch.int16)
     p, q = (x.flatten().view(dtype).float() for x in torch.meshgrid(ends, ends, indexing="ij"))
-    expected = apply_updates(p, landing(p, q), dtype).view(torch.int16)
+    expected = apply_updates(p, update_between(p, q), dtype).view(torch.int16)
     for i in range(len(p)):  # alone, as what is beside an element decides how it is computed
         at = slice(i, i + 1)
-        assert torch.equal(landed(p[at], q[at], dtype).view(torch.int16), expected[at]), (p[at], q[at])
+        assert torch.equal(applied(p[at], q[at], dtype).view(torch.int16), expected[at]), (p[at], q[at])
 
 
 def test_roots_are_rounded_correctly():

@@ -12,7 +12,7 @@ RATE = 1e-2
 
 
 def optimizer(params, *links, seed=0, **options):
-    """Return a chain of links, a learning rate and stochastic landing."""
+    """Return a chain of links, a learning rate and stochastically rounded weights."""
     tx = hs.chain(*links, hs.scale_by_learning_rate(RATE), hs.round_stochastically(seed))
     return hs.Optimizer(params, tx, **options)
 

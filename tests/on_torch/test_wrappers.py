@@ -71,7 +71,7 @@ def test_moments_inside_a_wrapper_are_float32_by_default():
     assert optimizer.state[p]["exp_avg"].dtype == torch.float32
 
 
-def test_nothing_stands_after_a_link_that_lands():
+def test_nothing_stands_after_a_link_that_stores_weights():
     wrapper = hs.split_params(hs.chain(*links()))
     for tx in (wrapper, hs.compensate()):
         with pytest.raises(ValueError, match=r"applies updates to the weights\. Make it the last"):

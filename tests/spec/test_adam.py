@@ -74,8 +74,8 @@ def test_small_updates_move_stochastic_weights_by_the_right_mean_and_nearest_one
         updates = np.full(size, u)
         nearest = spec.apply_updates(nearest, updates, "bfloat16")
         words = spec.random_words(0, t, "w", spec.Role.PARAM, (size,))
-        landing, _ = spec.RoundStochastically("bfloat16").land(stochastic, updates, None, words)
-        stochastic = spec.apply_updates(stochastic, landing, "bfloat16")
+        emitted, _ = spec.RoundStochastically("bfloat16").emit(stochastic, updates, None, words)
+        stochastic = spec.apply_updates(stochastic, emitted, "bfloat16")
     assert (nearest == one).all()
     moved = spec.decode(stochastic, "bfloat16").astype(np.float64) - 1
     # Each step's variance is at most gap * u, the gap being 2^-7 on [1, 2): the standard error of the mean.

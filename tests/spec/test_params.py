@@ -83,7 +83,7 @@ def compensated(dtype: str, size: float, steps: int) -> float:
     storage, p = Compensate(dtype), round_to(np.ones(1, np.float32), dtype)
     compensation = storage.init(p)
     for _ in range(steps):
-        u, compensation = storage.land(p, np.full(1, size, np.float32), compensation, words(1))
+        u, compensation = storage.emit(p, np.full(1, size, np.float32), compensation, words(1))
         p = apply_updates(p, u, dtype)
     return float((storage.join(p, compensation) - 1)[0])
 

@@ -13,13 +13,13 @@ import halfstep_jax
 import halfstep_spec
 import halfstep_torch
 from halfstep.rules.adamw_fed_back import AdamWFedBack
-from halfstep.rules.fed_back import landed
+from halfstep.rules.fed_back import emitted
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.schedules import peak_of
-from halfstep_jax.rule import LandedWeight as JaxWeight
+from halfstep_jax.rule import RoundedWeight as JaxWeight
 from halfstep_jax.xla.exact import opaque_zero
 from halfstep_spec.rules.adamw_fed_back import FedBack, FedBackRule
-from halfstep_torch.links.bound_rule import LandedWeight as TorchWeight
+from halfstep_torch.links.bound_rule import RoundedWeight as TorchWeight
 from halfstep_torch.numbers.op import TorchOp
 from twin.moving import jax_run, torch_run
 
@@ -218,13 +218,13 @@ def test_the_bound_and_the_update_are_the_references_in_every_corner():
         w = p - down
         can_be = (np.signbit(q) == np.signbit(w)) & (np.isfinite(w) | (q == w))
         p, down, q, w = (x[can_be] for x in (p, down, q, w))
-        due = FedBackRule.landed(p, down, w, q)
+        due = FedBackRule.emitted(p, down, w, q)
 
     def in_jax(*arrays):
         op = JaxOp("rule", opaque_zero())
-        return op.bare(landed(*map(op.wrap, arrays), op))
+        return op.bare(emitted(*map(op.wrap, arrays), op))
 
-    torchs = landed(*map(torch.from_numpy, (p, down, w, q)), TorchOp()).numpy()
+    torchs = emitted(*map(torch.from_numpy, (p, down, w, q)), TorchOp()).numpy()
     for made in (np.asarray(jax.jit(in_jax)(p, down, w, q)), torchs):
         np.testing.assert_array_equal(made, due)
         np.testing.assert_array_equal(np.signbit(made)[made == 0], np.signbit(due)[due == 0])
@@ -361,12 +361,12 @@ def test_a_mask_is_refused():
 
 def test_rules_of_users_round_no_weights():
     class Lands(halfstep_jax.Rule):
-        lands = True
+        rounds_weights = True
 
         def update(self, g, p, n, m, op):
             return g
 
-    with pytest.raises(ValueError, match="lands: lands=True is for rules of halfstep"):
+    with pytest.raises(ValueError, match="lands: rounds_weights=True is for rules of halfstep"):
         halfstep_jax.as_transform(Lands())
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.landings import Landings, is_wide, watched_landings
 from halfstep_jax.leaves import named_leaves
+from halfstep_jax.watched_updates import WatchedUpdates, is_wide, watching
 
 _LONGEST_AXIS = 4
 # `optax.MultiSteps` returns zeros most of the time, and `reduce_on_plateau` waits for 10 steps.
@@ -31,11 +31,11 @@ _LEFT_OUT = (
 
 
 class ChainFault(NamedTuple):
-    """What a chain does to updates after a link has landed them.
+    """What a chain does to updates after a link has stored the weights.
 
     Attributes:
         link: the link or wrapper that changes them, by its name.
-        storage: the link that landed them.
+        storage: the link that stored the weights.
         leaves: the weights whose updates are changed.
         advice: a sentence: what happens, and the way that works.
     """
@@ -116,12 +116,12 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
     """
     with jax.ensure_compile_time_eval():  # also where `init` is traced
         small = _small_params(tx, params)
-        if _lands(tx, small, extra_args).intact:
+        if _traced(tx, small, extra_args).intact:
             return
         trial = _try(tx, small, extra_args)
         fault = _fault(tx, small, extra_args, trial)
     for name in trial.narrow:
-        if name in trial.wrong and not trial.landed_by(name):
+        if name in trial.wrong and not trial.stored_by(name):
             raise ValueError(
                 f"check_chain: no link stores '{name}', which is of 16 bits: optax.apply_updates rounds it "
                 "to nearest, and updates below half a unit in its last place are lost. "
@@ -137,10 +137,10 @@ def chain_fault(
     """Return what is wrong with a chain that stores weights; None of one that is right, or stores none."""
     small = _small_params(tx, params)
     try:
-        found = _lands(tx, small, extra_args)
+        found = _traced(tx, small, extra_args)
     except _StepsLeftOut:
         tx = optax.chain(optax.stateless(lambda g, _: optax.tree.cast(g, jnp.float32)), tx)
-        found = _lands(tx, small, extra_args)
+        found = _traced(tx, small, extra_args)
     if found.intact or not found.by:
         return None
     return _fault(tx, small, extra_args, _try(tx, small, extra_args))
@@ -158,7 +158,7 @@ class _StepsLeftOut(TypeError):
     """A wrapper that leaves steps out wants updates in the dtype of the gradients."""
 
 
-class _Landed(NamedTuple):
+class _Traced(NamedTuple):
     """What a step on shapes showed.
 
     Attributes:
@@ -170,17 +170,17 @@ class _Landed(NamedTuple):
     intact: bool
 
 
-def _lands(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -> _Landed:
+def _traced(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -> _Traced:
     """Trace a step, in which an array that nothing changes stays the same object."""
-    landings, intact = Landings(), []
+    watched, intact = WatchedUpdates(), []
     update = optax.with_extra_args_support(tx).update
 
     def step(gradient, params):
         state = tx.init(params)
-        with watched_landings(landings):
+        with watching(watched):
             updates, state = update(gradient, state, params, **extra_args)
         after = dict(named_leaves(updates))
-        intact.append(all(name in after and after[name] is landings.returned.get(name) for name in narrow))
+        intact.append(all(name in after and after[name] is watched.returned.get(name) for name in narrow))
         return updates
 
     narrow = [name for name, p in named_leaves(params) if not is_wide(p)]
@@ -190,7 +190,7 @@ def _lands(tx: optax.GradientTransformation, params, extra_args: dict[str, Any])
         if "cond branches" in str(error) or "optax.apply_if_finite" in str(error):
             raise _StepsLeftOut(_LEFT_OUT) from None
         raise
-    return _Landed(landings.by, intact[0])
+    return _Traced(watched.by, intact[0])
 
 
 class _Trial:
@@ -198,23 +198,23 @@ class _Trial:
 
     def __init__(self, params):
         self.narrow = [name for name, p in named_leaves(params) if not is_wide(p)]
-        self.landings = Landings()
+        self.watched = WatchedUpdates()
         self.wrong: set[str] = set()
 
     def look(self, updates) -> None:
-        """Compare the updates of a step to what was landed."""
+        """Compare the updates of a step to what links returned."""
         for name, u in named_leaves(updates):
             if name not in self.narrow or not np.any(np.asarray(u)):
                 continue
-            landed, u = self.landings.updates, np.asarray(u, np.float32)
-            if name in landed and not np.array_equal(u, landed[name]):
+            returned, u = self.watched.updates, np.asarray(u, np.float32)
+            if name in returned and not np.array_equal(u, returned[name]):
                 self.wrong.add(name)
-            elif name not in landed and not any(np.isin(u, x).all() for x in landed.values()):
+            elif name not in returned and not any(np.isin(u, x).all() for x in returned.values()):
                 self.wrong.add(name)
 
-    def landed_by(self, name: str) -> str | None:
+    def stored_by(self, name: str) -> str | None:
         """Return the link that stored a leaf; None if none did."""
-        by = self.landings.by
+        by = self.watched.by
         # Under `optax.flatten` and in `optax.LookaheadParams` links see weights of other names.
         renamed = next((link for other, link in by.items() if other not in self.narrow), None)
         return by.get(name, renamed)
@@ -226,7 +226,7 @@ def _try(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -
     update = optax.with_extra_args_support(tx).update
     gradient = _gradient(params)
     step = jax.jit(lambda state: update(gradient, state, params, **extra_args))
-    with watched_landings(trial.landings):
+    with watching(trial.watched):
         state = tx.init(params)
         for _ in range(max(_STEPS, *map(_period, _links(tx) or [tx]))):
             updates, state = step(state)
@@ -243,14 +243,14 @@ def _fault(
     tx: optax.GradientTransformation, params, extra_args: dict[str, Any], trial: _Trial
 ) -> ChainFault | None:
     """Return which link changed the updates of a trial; None if none did."""
-    changed = [name for name in trial.narrow if name in trial.wrong and trial.landed_by(name)]
+    changed = [name for name in trial.narrow if name in trial.wrong and trial.stored_by(name)]
     if not changed:
         return None
     name = changed[0]
-    culprit, storage = _culprit(tx, params, extra_args, name), str(trial.landed_by(name))
+    culprit, storage = _culprit(tx, params, extra_args, name), str(trial.stored_by(name))
     link = _name(culprit)
     what = f"changes the updates that {storage} applies to '{name}', so they are rounded again and lost"
-    if link in _MOVERS or _lands(culprit, params, extra_args).by:
+    if link in _MOVERS or _traced(culprit, params, extra_args).by:
         does, around = _MOVERS.get(link, ("wraps what stores the weights", "split16"))
         inside = f'store_params({link}(..., param_storage="nearest" in its alias, ...), "{around}")'
         advice = f"{link} {does}. It {what}. Store the weights outside of it: {inside}."
@@ -265,11 +265,11 @@ def _culprit(tx: optax.GradientTransformation, params, extra_args, name: str) ->
     links = _links(tx)
     for k in range(1, len(links) + 1):
         first = optax.chain(*links[:k])
-        found = _lands(first, params, extra_args)
+        found = _traced(first, params, extra_args)
         if found.intact or not found.by:
             continue  # a trace tells it, without a step
         trial = _try(first, params, extra_args)
-        if trial.landed_by(name) and name in trial.wrong:
+        if trial.stored_by(name) and name in trial.wrong:
             return links[k - 1]
     return tx
 

@@ -15,7 +15,7 @@ from jax import lax
 from halfstep_jax.leaves import flatten_updates
 from halfstep_jax.numbers.rounding import round_and_cast, round_in_float32
 from halfstep_jax.numbers.seeds import seed_words
-from halfstep_jax.weights.weight_rule import WeightRule, land, param_keys, weight_transform
+from halfstep_jax.weights.weight_rule import WeightRule, apply_to_leaves, param_keys, weight_transform
 from halfstep_jax.xla.exact import opaque
 
 
@@ -153,7 +153,7 @@ def apply_updates(
     leaves = flatten_updates(caller, updates)
     weights = leaves.weights(params, wide=False)
     keys = param_keys(leaves, seed_words(caller, seed), step)
-    us, _ = land(RoundStochastically(), leaves, weights, [None] * len(weights), keys)
+    us, _ = apply_to_leaves(RoundStochastically(), leaves, weights, [None] * len(weights), keys)
     pairs = zip(weights, leaves.treedef.flatten_up_to(us), strict=True)
     return leaves.treedef.unflatten([p if u is None else _nearest_sum(p, u) for p, u in pairs])
 
@@ -193,7 +193,7 @@ class Compensate(WeightRule):
         # Nothing is lost of an infinity.
         return n, _compensation(jnp.where(n == w, np.float32(0), w - n))
 
-    def land(self, u, p, extra, words, zero):
+    def apply(self, u, p, extra, words, zero):
         """Return n = nearest(p + s), s = u + c; and c = nearest(s - (n - p)) (contract P4)."""
         p32 = p.astype(jnp.float32)
         s = u + extra.astype(jnp.float32)

@@ -13,7 +13,6 @@ import optax
 from jax import lax
 
 from halfstep.random_words import Role, leaf_id
-from halfstep_jax.landings import is_wide, watched
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
@@ -21,6 +20,7 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.numbers.shared_keys import shared_keys_of, shared_zero
+from halfstep_jax.watched_updates import is_wide, watched
 from halfstep_jax.xla.exact import opaque_input, straight_through
 from halfstep_jax.xla.shards import shards
 
@@ -71,14 +71,14 @@ class WeightRule:
         """
         raise NotImplementedError
 
-    def land(
+    def apply(
         self, u: jax.Array, p: jax.Array, extra, words: jax.Array | None, zero: jax.Array
     ) -> tuple[jax.Array, Any]:
         """Return the weights that p becomes by an update, and what is kept beside them, as `store` does."""
         return self.store(self.join(p, extra) + u, p.dtype, words)
 
 
-def landing(p: jax.Array, q: jax.Array) -> jax.Array:
+def update_between(p: jax.Array, q: jax.Array) -> jax.Array:
     """Return the update that takes the weight p to q: q - p in float32, and -0.0 where they are equal.
 
     -0.0 is the one number that moves no weight, neither an infinity nor a zero of either sign.
@@ -123,7 +123,7 @@ def weight_transform(
         if "count" in rule.State._fields:
             after["count"] = next_count(state.count)
         keys = param_keys(leaves, state.seed, after["count"]) if "count" in after else None
-        us, extras = land(rule, leaves, weights, extras, keys)
+        us, extras = apply_to_leaves(rule, leaves, weights, extras, keys)
         us = watched(rule.name, leaves, weights, us)
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
 
@@ -136,19 +136,19 @@ def param_keys(leaves: Leaves, seed: jax.Array | np.ndarray, count) -> LeafKeys:
     return shared_keys_of(ids, Role.PARAM) or leaf_keys(seed, count, ids, (Role.PARAM,))
 
 
-def land(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: LeafKeys | None):
-    """Return the tree of updates that land on the new weights, and the tree of what is kept beside them."""
+def apply_to_leaves(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: LeafKeys | None):
+    """Return the tree of updates that lead to the new weights, and the tree of what is kept beside them."""
     zero = shared_zero() if keys is None else None
     parts = shards(rule.name, leaves.names, leaves.values)
     indices = [None] * len(weights) if keys is None else keys.indices(parts)
     rows = [
-        (None, extra) if u is None else call_per_shape(_land, rule, zero, keys, index, u, p, extra)
+        (None, extra) if u is None else call_per_shape(_apply_to_leaf, rule, zero, keys, index, u, p, extra)
         for index, u, p, extra in zip(indices, leaves.values, weights, extras, strict=True)
     ]
     return leaves.unzip(2, rows)
 
 
-def _land(rule: WeightRule, zero, keys: LeafKeys | None, index, u: jax.Array, p: jax.Array, extra):
+def _apply_to_leaf(rule: WeightRule, zero, keys: LeafKeys | None, index, u: jax.Array, p: jax.Array, extra):
     """Return the update of one leaf, and what is kept beside its weight."""
     key = None if keys is None else keys.of_leaf(index)
     zero = zero if key is None else key.zero
@@ -156,9 +156,9 @@ def _land(rule: WeightRule, zero, keys: LeafKeys | None, index, u: jax.Array, p:
     if is_wide(p):
         return u, extra
     words = key.words(Role.PARAM, u.shape) if key is not None and rule.rounds(p.dtype) else None
-    q, extra = rule.land(u, p, extra, words, zero)
+    q, extra = rule.apply(u, p, extra, words, zero)
     p32 = p.astype(jnp.float32)
-    return straight_through(u, landing(p32, q.astype(jnp.float32))), extra
+    return straight_through(u, update_between(p32, q.astype(jnp.float32))), extra
 
 
 def _wide(rule: WeightRule, leaves: Leaves, weights: list, extras: list) -> list:

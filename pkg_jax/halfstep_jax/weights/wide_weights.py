@@ -162,7 +162,7 @@ class SplitParams(WeightRule):
     def _split(self, dtype) -> SplitWeight:
         return SplitWeight(jnp.dtype(dtype).name, self.extra_bits)
 
-    def land(self, u, p, extra, words, zero):
+    def apply(self, u, p, extra, words, zero):
         """Return both parts of the weight and the update."""
         # A sum, and so not subnormal where those are taken for zero.
         w = lax.platform_dependent(self.join(p, extra) + u, cpu=keep_for_kernels, default=lambda w: w)

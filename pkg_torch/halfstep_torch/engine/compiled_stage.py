@@ -113,7 +113,7 @@ def compiled_stage(
 
     def step_in_place(*tensors: Tensor) -> None:
         p, g, *rest, numbers, first, keys, column = tensors
-        u, state = (None, rest) if stage.lands else (rest[0], rest[1:])
+        u, state = (None, rest) if stage.applies else (rest[0], rest[1:])
         if alone:
             first = first + stage.width * torch.arange(p.shape[0], dtype=torch.int32, device=p.device)
         numbers, first, keys = numbers[:, :, None] if by_row else numbers, first[:, None], keys[:, :, None]

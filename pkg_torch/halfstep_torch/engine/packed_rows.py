@@ -25,7 +25,7 @@ class PackedRows(Rows):
         self._elements = [span.of(slots[span.slot].param.detach(), span.length) for span in spans]
         self.p, self._p = self._matrix(memory, _P, self._elements)
         self.g, self._g = self._matrix(memory, _G, self._elements)
-        if not stage.lands:
+        if not stage.applies:
             self.u, self._u = self._matrix(memory, _U, self._elements)
         self._entries = [
             [span.of(slots[span.slot].state[name], _entries(slots[span.slot], name, span)) for span in spans]
@@ -95,7 +95,7 @@ class Memory:
         self._memory = {
             name: torch.zeros(rows * self._per_row[name], dtype=dtype, device=device)
             for name, dtype in dtypes.items()
-            if name != _U or not stage.lands
+            if name != _U or not stage.applies
         }
 
     def matrices(self, rows: int) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:

@@ -86,7 +86,7 @@ class Plan:
             wrapped=tuple(count - 1 - self.wrapped <= i < count - 1 for i in places),
             dtype=self.dtype,
             negates=self.maximize and places.start == 0,
-            lands=places.stop == count,
+            applies=places.stop == count,
         )
 
     @functools.cached_property
@@ -136,7 +136,7 @@ class Plan:
         last = self.rules[-1] if self.rules else None
         if isinstance(last, BoundWeights):
             return last
-        rule = RoundedWeights(last.rule.name) if last is not None and last.lands_on else NearestWeights()
+        rule = RoundedWeights(last.rule.name) if last is not None and last.weight_dtype else NearestWeights()
         return BoundWeights(rule, dtype=dtype_name(self.dtype))
 
 

@@ -39,7 +39,7 @@ def _walk(batch: Batch, places: Sequence[int], stage_rows: Sequence, step_apart:
                 arriving = {place: u.to(torch.float32, copy=True) for place, u in arriving.items()}
             arriving = yield from _step_arrays(batch, k, arriving, step_apart)
             continue
-        leaving = None if stage.lands else {place: _update_like(batch.slots[place]) for place in places}
+        leaving = None if stage.applies else {place: _update_like(batch.slots[place]) for place in places}
         for rows in all_rows:
             rows.load(arriving, leaving)
             step_rows(batch, k, rows)
@@ -71,7 +71,7 @@ def step_array(batch: Batch, k: int, place: int, u: Tensor, op: Any = None) -> T
         return u
     for name, array in new_state.items():
         slot.state[name].copy_(array.view(slot.state[name].shape))
-    if stage.lands:
+    if stage.applies:
         slot.param.detach().copy_(out)
     return out.contiguous()
 

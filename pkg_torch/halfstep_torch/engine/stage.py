@@ -17,7 +17,7 @@ from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.formats import Format, with_blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Words
-from halfstep_torch.weights.weight_rule import BoundWeights, apply_updates, landed
+from halfstep_torch.weights.weight_rule import BoundWeights, applied, apply_updates
 
 # A compiled kernel has the length of a block as a constant.
 LONGEST_BLOCK = 1 << 16
@@ -42,7 +42,7 @@ class Stage:
         wrapped: of each rule, whether it sees the weights as `weights` knows them.
         dtype: of the weights.
         negates: whether what comes in is to be negated.
-        lands: whether the stage changes the weights; else it leaves an update in float32.
+        applies: whether the stage changes the weights; else it leaves an update in float32.
     """
 
     rules: tuple[BoundRule, ...]
@@ -52,7 +52,7 @@ class Stage:
     wrapped: tuple[bool, ...]
     dtype: torch.dtype
     negates: bool
-    lands: bool
+    applies: bool
 
     def __hash__(self) -> int:
         return self._hash  # asked for at every step
@@ -69,7 +69,7 @@ class Stage:
     @property
     def needs_update_alone(self) -> bool:
         """Whether a rule reads only its update and keeps no state, as `Rule.needs` has it."""
-        return not self.lands and any(rule.rule.needs == "update" for rule in self.rules)
+        return not self.applies and any(rule.rule.needs == "update" for rule in self.rules)
 
     @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:
@@ -141,12 +141,12 @@ class Stage:
             known = self.weights.join(p32, state) if self.scope == "elementwise" else self._known(p, state)
         for rule, sources, wrapped, n in zip(self.rules, self.sources, self.wrapped, numbers, strict=True):
             drawn = [words(*source) for source in sources]
-            if self.lands and isinstance(rule, BoundWeights):  # the last
-                q, arrays = rule.land(u, p32, state, drawn)
-                return landed(p32, q, self.dtype), {**new_state, **arrays}
+            if self.applies and isinstance(rule, BoundWeights):  # the last
+                q, arrays = rule.apply(u, p32, state, drawn)
+                return applied(p32, q, self.dtype), {**new_state, **arrays}
             u, arrays = rule.update(u, known if wrapped else p32, state, n, drawn, *ops)
             new_state.update(arrays)
-        return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
+        return (apply_updates(p32, u, self.dtype) if self.applies else u), new_state
 
     def run_alone(self, u: Tensor, numbers: Sequence) -> Tensor:
         """Return the update that a stage of `needs_update_alone` makes of a whole update."""
@@ -160,7 +160,7 @@ class Stage:
         """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
         # Not cached: Dynamo may be the first that asks, and does not enter the lock of a cached property.
         wrapped = self.scope == "elementwise" and any(self.wrapped)
-        return self.lands or wrapped or any(rule.wide_weights for rule in self.rules)
+        return self.applies or wrapped or any(rule.wide_weights for rule in self.rules)
 
     def _known(self, p: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Return a whole parameter as precisely as it is known, joined piece by piece."""

@@ -100,7 +100,7 @@ class StepMoment:
         return x if self._shape is None else x.view(self._shape)
 
 
-class LandedWeight:
+class RoundedWeight:
     """The weight during a step of a rule that rounds it: to its own dtype, stochastically (contract P9).
 
     Attributes:
@@ -139,14 +139,14 @@ class BoundRule:
         wide_weights: whether `update` gets the weights in float32; else in their dtype, which saves a copy.
         tensor_numbers: whether numbers are 0-d tensors in eager mode too, where torch rounds a quotient of a
             float and a tensor twice. No rule of ours has one, and floats keep the host quick.
-        lands_on: of a rule that rounds the weights itself, their dtype; else "".
+        weight_dtype: of a rule that rounds the weights itself, their dtype; else "".
     """
 
     rule: Any
     moments: tuple[StoredMoment, ...] = ()
     wide_weights: bool = True
     tensor_numbers: bool = False
-    lands_on: str = ""
+    weight_dtype: str = ""
 
     @property
     def scope(self) -> str:
@@ -178,7 +178,7 @@ class BoundRule:
 
     @property
     def _rounds_weights(self) -> bool:
-        return self.lands_on not in ("", "float32")
+        return self.weight_dtype not in ("", "float32")
 
     def update(
         self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words], op: Any = None
@@ -200,8 +200,8 @@ class BoundRule:
         if self.tensor_numbers and not torch.compiler.is_compiling():
             numbers = tensor_numbers(numbers, u.device)
         moments: dict[str, Any] = dict(self.step_moments(state, words, shape, numbers))
-        if self.lands_on:
-            moments["param"] = LandedWeight(p, self.lands_on, words[-1:] if self._rounds_weights else ())
+        if self.weight_dtype:
+            moments["param"] = RoundedWeight(p, self.weight_dtype, words[-1:] if self._rounds_weights else ())
         op = op or STEP_OPS[scope]
         u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments), op)
         return u, {key: array for moment in moments.values() for key, array in moment.arrays.items()}

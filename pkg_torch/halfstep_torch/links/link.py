@@ -169,10 +169,10 @@ class Link(Rule):
         known = declared(type(rule)).options
         unknown = {field.name: None for field in dataclasses.fields(rule) if field.name not in known}
         bare, theirs = dataclasses.replace(rule, **unknown), not is_ours(type(rule))
-        lands_on = dtype_name(info.dtype) if rule.lands else ""
+        weight_dtype = dtype_name(info.dtype) if rule.rounds_weights else ""
         # Norms are in float32, whatever the dtype.
         wide = theirs or (bool(rule.reads_params) and rule.needs != "norms")
-        return BoundRule(bare, moments, wide, tensor_numbers=theirs, lands_on=lands_on)
+        return BoundRule(bare, moments, wide, tensor_numbers=theirs, weight_dtype=weight_dtype)
 
     def bind_key(self, h: Any) -> tuple:
         """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
@@ -201,7 +201,9 @@ class RuleLink(Link):
     def __post_init__(self) -> None:
         """Say of itself what the rule says; it is the last if the rule rounds the weights."""
         rule = self.inner
-        vars(self).update(name=rule.name, scope=rule.scope, last=rule.lands, seed=getattr(rule, "seed", None))
+        vars(self).update(
+            name=rule.name, scope=rule.scope, last=rule.rounds_weights, seed=getattr(rule, "seed", None)
+        )
 
     def with_seed(self, seed: Any) -> Link:
         """Return the same rule with other random words."""

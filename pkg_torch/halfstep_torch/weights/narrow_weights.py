@@ -49,7 +49,7 @@ class Compensate(WeightRule):
         n = nearest(w, dtype)
         return n, {"compensation": round_value(w - n, "bfloat16", None, saturate=True)}
 
-    def land(
+    def apply(
         self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
     ) -> tuple[Tensor, Arrays]:
         """Return n = nearest(p + s), s = u + c; and c = nearest(s - (n - p)) (contract P4)."""

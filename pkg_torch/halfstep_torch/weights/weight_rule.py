@@ -50,7 +50,7 @@ class WeightRule(Link):
         """
         return nearest(w, dtype), {}
 
-    def land(
+    def apply(
         self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
     ) -> tuple[Tensor, Arrays]:
         """Return the weights that p becomes by an update, and what is kept beside them, as `store` does."""
@@ -65,11 +65,11 @@ class WeightRule(Link):
 
 
 class NearestWeights(WeightRule):
-    """What lands on weights where no rule does: nearest, and nothing kept beside them."""
+    """How weights are stored where no rule says it: nearest, and nothing kept beside them."""
 
 
 class RoundedWeights(WeightRule):
-    """What lands on weights that the rule before has rounded itself, and nothing kept beside them.
+    """How weights are stored that the rule before has rounded itself: nothing is kept beside them.
 
     Attributes:
         by: the name of that rule.
@@ -108,13 +108,13 @@ class BoundWeights(BoundRule):
     def update(
         self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words]
     ) -> tuple[Tensor, Arrays]:
-        """Return q - p for the weights q that `land` gives, and -0.0 where q = p (contract P2)."""
-        q, extra = self.land(u, p, state, words)
-        return landing(p, q), extra
+        """Return q - p for the weights q that `apply` gives, and -0.0 where q = p (contract P2)."""
+        q, extra = self.apply(u, p, state, words)
+        return update_between(p, q), extra
 
-    def land(self, u: Tensor, p: Tensor, state: Arrays, words: Sequence[Words]) -> tuple[Tensor, Arrays]:
+    def apply(self, u: Tensor, p: Tensor, state: Arrays, words: Sequence[Words]) -> tuple[Tensor, Arrays]:
         """Return the weights that p becomes, in float32, and the rule's new state arrays."""
-        return self.rule.land(u, p, state, self.dtype, words[0](p.shape) if words else None)
+        return self.rule.apply(u, p, state, self.dtype, words[0](p.shape) if words else None)
 
     def join(self, p: Tensor, state: Arrays) -> Tensor:
         """Return the float32 weights of the model's, in float32, and the state arrays of all rules."""
@@ -132,15 +132,15 @@ def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
     return (p + u).to(dtype)
 
 
-def landed(p: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return p after the update that takes it to q, in `dtype`: what `apply_updates` makes of `landing`."""
+def applied(p: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return p in `dtype` after the update that takes it to q."""
     # Of finite numbers p - (p - q) is the same, if no p is -0.0, which a q of +0.0 would not leave alone.
     if is_tame(q) and p.view(torch.int32).amin().item() > -(2**31):
         return (p - (p - q)).to(dtype)
-    return apply_updates(p, landing(p, q), dtype)
+    return apply_updates(p, update_between(p, q), dtype)
 
 
-def landing(p: Tensor, q: Tensor) -> Tensor:
+def update_between(p: Tensor, q: Tensor) -> Tensor:
     """Return the update that takes the weight p to q: q - p, and -0.0 where they are equal (contract P2)."""
     # -0.0 is the one number that moves no weight: neither an infinity nor a zero of either sign.
     return torch.where(q == p, -0.0, q - p)

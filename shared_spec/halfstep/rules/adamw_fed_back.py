@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
-from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, landed, largest_rate
+from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, emitted, largest_rate
 from halfstep.storage.moment_formats import Rounding
 
 _THIRD = 1 / 3
@@ -37,7 +37,7 @@ class AdamWFedBack(Rule):
 
     name = "adamw_fed_back"
     reads_params = "the link rounds params + update"
-    lands = True
+    rounds_weights = True
 
     learning_rate: Any = number(schedule=True, torch="lr")
     b1: Any = decay_rate(0.9, check=check_kept, torch="betas[0]")
@@ -81,7 +81,7 @@ class AdamWFedBack(Rule):
         q = m.param.round(w)
         back = m.param.bound(n.back, _MOST_OF_COARSE if m.mu.is_coarse else MOST)
         m.mu.round(v - root * (back * (w - q)))
-        return landed(p, down, w, q, op)
+        return emitted(p, down, w, q, op)
 
 
 class AdamFedBack(AdamWFedBack):

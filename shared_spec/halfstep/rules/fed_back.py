@@ -16,7 +16,7 @@ def largest_rate(h: Any, op: Any) -> Any:
     return op.maximum(op.maximum(h.learning_rate, h.peak_lr * _OF_PEAK), TINY)
 
 
-def landed(p: Any, down: Any, w: Any, q: Any, op: Any) -> Any:
+def emitted(p: Any, down: Any, w: Any, q: Any, op: Any) -> Any:
     """Return q - p; -down where nothing is left out of w = p - down; -0.0 where q is p."""
     # Where q is p, p - q is 0.0; p + 0.0, because of -0.0 less 0.0 it would be -0.0. Triton's -x is 0 - x.
     return op.where(q == w, down, (p + 0.0) - q) * -1.0

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep.rule import Rule, moment, number
-from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, landed, largest_rate
+from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, emitted, largest_rate
 from halfstep.storage.moment_formats import Rounding
 
 
@@ -31,7 +31,7 @@ class SGDFedBack(Rule):
 
     name = "sgd_fed_back"
     reads_params = "the link rounds params + update"
-    lands = True
+    rounds_weights = True
 
     learning_rate: Any = number(schedule=True, torch="lr")
     decay: Any = number(torch="momentum", check=check_kept)
@@ -55,7 +55,7 @@ class SGDFedBack(Rule):
         q = m.param.round(w)
         back = op.minimum(n.back, op.abs(t) * m.param.bound(2.0**127, MOST))
         m.trace.round(t - back * (w - q))
-        return landed(p, down, w, q, op)
+        return emitted(p, down, w, q, op)
 
 
 def sgd_fed_back(caller: str, arguments: Mapping[str, Any]) -> SGDFedBack:

@@ -1,4 +1,4 @@
-"""Landing: what `round_stochastically` emits, and where applying it lands."""
+"""What `round_stochastically` emits, and the weight after it is applied."""
 
 import numpy as np
 
@@ -62,15 +62,15 @@ def _case(dtype: str, comment: str, p, u, flags) -> Case:
     seed, step, leaf = 11, 5, "layers/0/kernel"
     words = random_words(seed, step, leaf, Role.PARAM, p.shape)
     with np.errstate(invalid="ignore", over="ignore"):
-        emitted, _ = param_storage("stochastic", dtype).land(p, u, None, words)
-        landed = apply_updates(p, emitted, dtype)
+        emitted, _ = param_storage("stochastic", dtype).emit(p, u, None, words)
+        applied = apply_updates(p, emitted, dtype)
     inputs = {
         "seed": Array.of(np.array(seed_words(seed), np.uint32)),
         "step": Array.of(np.int32(step)),
         "p": Array.of(p, dtype),
         "u": Array.of(u),
     }
-    outputs = {"u": Array.of(emitted, compare="bits"), "p": Array.of(landed, dtype, "bits")}
+    outputs = {"u": Array.of(emitted, compare="bits"), "p": Array.of(applied, dtype, "bits")}
     return Case(
         "round_stochastically",
         f"{comment}; {dtype}",

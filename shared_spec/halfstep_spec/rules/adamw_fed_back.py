@@ -39,7 +39,7 @@ class FedBackRule(Rule):
         return np.maximum(np.maximum(np.float32(learning_rate), peak), _TINY)
 
     @staticmethod
-    def landed(p: np.ndarray, down: np.ndarray, w: np.ndarray, q: np.ndarray) -> np.ndarray:
+    def emitted(p: np.ndarray, down: np.ndarray, w: np.ndarray, q: np.ndarray) -> np.ndarray:
         """Return the update that leads from p to q, which is w = p - down, rounded."""
         return np.where(q == w, -down, np.where(q == p, np.float32(-0.0), q - p))
 
@@ -96,7 +96,7 @@ class AdamWFedBack(FedBackRule):
         q = moments.param.round(w)
         back = moments.param.bound(n.back, -1 if moments.mu.is_coarse else 4)
         moments.mu.round(v - (root * (back * (w - q))))
-        return self.landed(p, down, w, q)
+        return self.emitted(p, down, w, q)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class FedBack(Step):
 
     @property
     def storage(self) -> NearestWeights:
-        """What lands on the weights that the rule has rounded."""
+        """How the weights are stored that the rule has rounded."""
         return NearestWeights(self.param_dtype)
 
     def at_rate(self, learning_rate: float) -> Any:

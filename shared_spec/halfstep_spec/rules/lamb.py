@@ -10,7 +10,7 @@ from halfstep_spec.rules.trust_ratio import ScaleByTrustRatio, scale_by_tempered
 
 @dataclasses.dataclass(frozen=True)
 class Lamb(Step):
-    """One step of LAMB on one leaf: Adam, decoupled decay, trust ratio, learning rate, landing.
+    """One step of LAMB on one leaf: Adam, decoupled decay, trust ratio, learning rate, weight storage.
 
     Attributes:
         max_norm: an upper bound on the norm of the weight.

@@ -44,7 +44,7 @@ class SGDFedBack(FedBackRule):
         with np.errstate(over="ignore"):  # an infinite bound bounds nothing
             most = np.abs(t) * moments.param.bound(np.float32(2.0**127), 4)
         moments.trace.round(t - (np.minimum(n.back, most) * (w - q)))
-        return self.landed(p, down, w, q)
+        return self.emitted(p, down, w, q)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ class StepState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One optimizer step on one leaf: update rule, decay, learning rate, landing.
+    """One optimizer step on one leaf: update rule, decay, learning rate, weight storage.
 
     Attributes:
         rule: the update rule.
@@ -85,7 +85,7 @@ class Step:
         u, rule = self.rule.step(u, state.rule, leaf, p32)
         u = _through(after, u, p32)
         words = random_words(self.rule.seed, rule.count, leaf, Role.PARAM, p.shape)
-        u, extra = self.storage.land(p, u, state.extra, words)
+        u, extra = self.storage.emit(p, u, state.extra, words)
         return apply_updates(p, u, self.param_dtype), StepState(rule, extra)
 
 

@@ -6,16 +6,16 @@ Vectors: params, weights.
 import numpy as np
 
 from halfstep_spec.numbers.rounding import decode, round_to
-from halfstep_spec.weights.weight_rule import WeightRule, landing
+from halfstep_spec.weights.weight_rule import WeightRule, update_between
 
 
 class RoundStochastically(WeightRule):
     """Round stochastically (contract P2)."""
 
-    def land(self, p, u, extra, words):
-        """Return the update that lands on p + u, rounded to float32 and then stochastically to the dtype."""
+    def emit(self, p, u, extra, words):
+        """Return the update that leads to p + u, rounded to float32 and then stochastically to the dtype."""
         p32 = decode(p, self.dtype)
-        return landing(p32, decode(round_to(p32 + u, self.dtype, words), self.dtype)), None
+        return update_between(p32, decode(round_to(p32 + u, self.dtype, words), self.dtype)), None
 
 
 class Compensate(WeightRule):
@@ -42,8 +42,8 @@ class Compensate(WeightRule):
         """Return p: the link stands last and shows its compensation to nobody."""
         return decode(p, self.dtype)
 
-    def land(self, p, u, extra, words):
-        """Return the update that lands on n = nearest(p + s), s = u + c, and the new c.
+    def emit(self, p, u, extra, words):
+        """Return the update that leads to n = nearest(p + s), s = u + c, and the new c.
 
         c <- nearest(s - (n - p)) in bfloat16.
         """
@@ -52,4 +52,4 @@ class Compensate(WeightRule):
         n = decode(round_to(p32 + s, self.dtype), self.dtype)
         with np.errstate(invalid="ignore", over="ignore"):
             lost = s - (n - p32)
-        return landing(p32, n), round_to(lost, "bfloat16", saturate=True)
+        return update_between(p32, n), round_to(lost, "bfloat16", saturate=True)

@@ -19,7 +19,7 @@ def apply_updates(p: np.ndarray, u: np.ndarray, dtype: str) -> np.ndarray:
     return round_to(decode(p, dtype) + u, dtype)
 
 
-def landing(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+def update_between(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Return the update that takes the weight p to q: q - p in float32, and -0.0 where they are equal.
 
     -0.0 is the one number that moves no weight, neither an infinity nor a zero of either sign.
@@ -55,8 +55,8 @@ class WeightRule:
         """Return the weights in float32, as the links of a step see them."""
         return self.join(p, extra)
 
-    def land(self, p: np.ndarray, u: np.ndarray, extra: Any, words: np.ndarray) -> tuple[np.ndarray, Any]:
-        """Return the update that lands where the weight is to be stored, and the new `extra`.
+    def emit(self, p: np.ndarray, u: np.ndarray, extra: Any, words: np.ndarray) -> tuple[np.ndarray, Any]:
+        """Return the update that leads to where the weight is to be stored, and the new `extra`.
 
         Args:
             p: patterns of `dtype`.
@@ -73,6 +73,6 @@ class NearestWeights(WeightRule):
     float32 weights are stored so whatever is asked (contract P6).
     """
 
-    def land(self, p, u, extra, words):
+    def emit(self, p, u, extra, words):
         """Return u."""
         return u, None

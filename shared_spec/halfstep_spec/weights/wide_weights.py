@@ -9,7 +9,7 @@ import numpy as np
 
 from halfstep_spec.numbers.rounding import decode
 from halfstep_spec.weights.split_weights import SplitWeight, nearest_away
-from halfstep_spec.weights.weight_rule import WeightRule, landing
+from halfstep_spec.weights.weight_rule import WeightRule, update_between
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +40,10 @@ class SplitParams(WeightRule):
         """Return the weight of both parts."""
         return self.split.join(p, extra)
 
-    def land(self, p, u, extra, words):
+    def emit(self, p, u, extra, words):
         """Return p' - p and the low bits of w + u, rounded to the wider format."""
         shown, extra = self.split.split(self.join(p, extra) + u, words)
-        return landing(decode(p, self.dtype), decode(shown, self.dtype)), extra
+        return update_between(decode(p, self.dtype), decode(shown, self.dtype)), extra
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +64,8 @@ class KeepMasterParams(WeightRule):
         p32, shown = decode(p, self.dtype), decode(nearest_away(extra, self.dtype), self.dtype)
         return np.where(shown == p32, extra, p32)
 
-    def land(self, p, u, extra, words):
+    def emit(self, p, u, extra, words):
         """Return p' - p and w + u, p' being w + u rounded to nearest, ties away from zero."""
         w = self.join(p, extra) + u
         shown = nearest_away(w, self.dtype)
-        return landing(decode(p, self.dtype), decode(shown, self.dtype)), w
+        return update_between(decode(p, self.dtype), decode(shown, self.dtype)), w

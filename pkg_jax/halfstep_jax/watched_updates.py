@@ -1,4 +1,4 @@
-"""Links that land updates on weights: who they are, as far as a whole chain is watched, and what they return.
+"""Links that store weights: who they are, as far as a whole chain is watched, and what they return.
 
 Nothing after such a link may change its updates: they would be rounded again.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from halfstep_jax.leaves import Leaves
 
 
-class Landings:
+class WatchedUpdates:
     """What links that store weights returned, while they were watched: stand-ins for their updates.
 
     Attributes:
@@ -33,24 +33,24 @@ class Landings:
         self.arrived: dict[str, jax.Array] = {}
 
     def stand_in(self, caller: str, name: str, u: jax.Array) -> jax.Array:
-        """Return what the link returns for a leaf, given the update that it lands."""
+        """Return what the link returns for a leaf, given the update that it applies."""
         self.by[name], self.arrived[name] = caller, u
         self.updates[name] = np.linspace(0.3, 1.7, u.size, dtype=np.float32).reshape(u.shape)
         self.returned[name] = jnp.asarray(self.updates[name])
         return self.returned[name]
 
 
-_watching: contextvars.ContextVar[Landings | None] = contextvars.ContextVar("watching", default=None)
+_watched: contextvars.ContextVar[WatchedUpdates | None] = contextvars.ContextVar("watching", default=None)
 
 
 @contextlib.contextmanager
-def watched_landings(landings: Landings) -> Iterator[None]:
+def watching(watched_updates: WatchedUpdates) -> Iterator[None]:
     """Let links that store weights return stand-ins that are told apart from anything computed of them."""
-    token = _watching.set(landings)
+    token = _watched.set(watched_updates)
     try:
         yield
     finally:
-        _watching.reset(token)
+        _watched.reset(token)
 
 
 def is_wide(p) -> bool:
@@ -59,14 +59,14 @@ def is_wide(p) -> bool:
 
 
 def watched(caller: str, leaves: Leaves, weights: list, us: Any) -> Any:
-    """Return the tree of updates that a link lands; while it is watched, stand-ins for those of 16 bits."""
+    """Return the tree of updates that a link applies; while it is watched, stand-ins for those of 16 bits."""
     _refuse_steps_left_out(caller)
-    landings = _watching.get()
-    if landings is None:
+    watched_updates = _watched.get()
+    if watched_updates is None:
         return us
     rows = zip(leaves.names, weights, leaves.values, strict=True)
     return leaves.treedef.unflatten(
-        [u if u is None or is_wide(p) else landings.stand_in(caller, name, u) for name, p, u in rows]
+        [u if u is None or is_wide(p) else watched_updates.stand_in(caller, name, u) for name, p, u in rows]
     )
 
 
