@@ -16,9 +16,9 @@ class _RecordedOp(rule_check.Recorded, JaxOp):
 
 
 def check_rule(rule: Rule, *, seed: int = 0) -> None:
-    """Raise an error unless a rule gives NumPy's bits op by op, and the same bits under `jax.jit`.
+    """Raise an error unless a rule has the same bits op by op, under `jax.jit` and in NumPy.
 
-    `docs/new-rule.md` says on which numbers.
+    On numbers that `docs/new-rule.md` describes.
 
     Args:
         rule: an instance of a class that derives from `Rule`.
@@ -28,13 +28,8 @@ def check_rule(rule: Rule, *, seed: int = 0) -> None:
         ValueError: naming the line of `update` whose result differs, and two numbers that do.
 
     Example:
-        >>> from halfstep_jax import Rule, number
-        >>> class Damped(Rule):
-        ...     eps: float = number(1e-3)
-        ...
-        ...     def update(self, g, p, n, m, op):
-        ...         return g * g / (op.abs(g) + n.eps)
-        >>> check_rule(Damped())
+        >>> from halfstep.rules.lion import ScaleByLion
+        >>> check_rule(ScaleByLion())
 
     Source: ours.
     """

@@ -1,4 +1,7 @@
-"""Optimizers by name, as configs of trainers have them: a text or a mapping, of literals alone."""
+"""Optimizers by name, as configs of trainers have them: a text or a mapping, with arguments by name.
+
+Case and underscores of the name do not count. Arguments in a text are literals: it is parsed, and never run.
+"""
 
 import ast
 import difflib

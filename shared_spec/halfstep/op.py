@@ -61,6 +61,14 @@ class Op:
         """Return the correctly rounded quotient of bare arrays."""
         raise NotImplementedError
 
+    def norms_of(self, x: Any, exact: bool) -> Any:
+        """Return the norm of a bare array, and that of 2^-64 times it, which is finite where the array is."""
+        raise NotImplementedError
+
+    def in_range(self, norms: Any) -> tuple[Any, Any]:
+        """Return the norm of s x, and s, given `norms_of` x."""
+        raise NotImplementedError
+
     # What reads what.
 
     def number(self, x: Any) -> Number:
@@ -172,11 +180,12 @@ class Op:
 
     def norm(self, x: Any, exact: bool = False) -> Number:
         """Return the Euclidean norm of the array (contract L1); with `exact` by sums of integers (N2)."""
-        raise NotImplementedError
+        return self.wrap(self.norms_of(self.bare(x), exact)[0])
 
     def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
         """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100 (N3)."""
-        raise NotImplementedError
+        norm, scale = self.in_range(self.norms_of(self.bare(x), exact))
+        return self.wrap(norm), self.wrap(scale)
 
     def scaled(self, x: Any, ratio: Any, scale: Any = None) -> Number:
         """Return ratio x, or ratio (scale x). A framework may take the memory of x: it is not read again."""

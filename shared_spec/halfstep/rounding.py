@@ -1,6 +1,9 @@
 """Rounding, written once over the arrays of a framework. Contract: section R.
 
 Words are int32 patterns, of which the top 16 bits are read; None stands for nearest, ties to even.
+
+Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by magnitude.
+The carry form is ours.
 """
 
 from halfstep.arrays import Array, Arrays

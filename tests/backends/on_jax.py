@@ -34,7 +34,7 @@ from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep.rules.sgd_fed_back import SGDFedBack
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
-from halfstep_jax.numbers.norms import Norms, norm
+from halfstep_jax.numbers.norms import Norms, norms
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import leaf_keys
 from halfstep_jax.rules.clip import clip
@@ -230,7 +230,7 @@ class JaxBackend(Backend):
         return {"y": from_jax(self._compiled(power)(counts[:, None], powers))}
 
     def norm(self, case: Case) -> dict[str, Array]:
-        return {"norm": from_jax(self._compiled(norm)(self._put(case.inputs["x"])))}
+        return {"norm": from_jax(self._compiled(norms)(self._put(case.inputs["x"])).whole)}
 
     def global_norm(self, case: Case) -> dict[str, Array]:
         arrays = [self._put(x) for _, x in sorted(case.inputs.items())]

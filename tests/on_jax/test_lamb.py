@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.numbers.norms import Norms, _complex_sums, _squares_by_range, _sums, norm
+from halfstep_jax.numbers.norms import Norms, _complex_sums, _squares_by_range, _sums, norms
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio
 from halfstep_jax.storage.formats import Encoded
 from on_jax.steps import gradients, moments, run, sharded, take_step, weights
@@ -22,6 +22,10 @@ LR = 1e-2
 def norm_bound(n: int) -> float:
     """Return how far off a float32 norm of n elements is at most, relatively, in any order (contract L1)."""
     return (n / 2 + 2) * UNIT
+
+
+def norm(x):
+    return norms(x).whole
 
 
 def reals(n: int, scale: float, seed: int = 3) -> np.ndarray:

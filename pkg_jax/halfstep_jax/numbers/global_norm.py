@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.norms import AxisNames, Norms, cut_axes, norms, over_axes, power_of_two
+from halfstep_jax.numbers.norms import AxisNames, Norms, cut_axes, over_axes, power_of_two
 from halfstep_jax.numbers.roots import sqrt
 from halfstep_jax.placement import with_auto_axes
 
@@ -49,15 +49,6 @@ def global_norms(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names
     scaled = [x * power_of_two(np.uint32(254) - field) for x in arrays]
     sums = [over_axes(lax.psum, jnp.sum(x * x), over) for x, over in zip(scaled, axes, strict=True)]
     return Norms.of(sqrt(sum(sums)), field)
-
-
-def norm_in_range(
-    x: jax.Array, *, exact: bool = False, axis_names: AxisNames = ()
-) -> tuple[jax.Array, jax.Array]:
-    """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100."""
-    if exact:
-        return global_norms([x], exact=True, axis_names=axis_names).in_range()
-    return norms(x, axis_names).in_range()
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)

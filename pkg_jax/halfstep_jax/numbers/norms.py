@@ -45,22 +45,17 @@ class Norms(NamedTuple):
         return jnp.where(is_large, self.moved, self.whole), scale
 
 
-def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
-    """Return the Euclidean norm of an array in float32, whatever its dtype (contract L1).
+def norms(x: jax.Array, axis_names: AxisNames = ()) -> Norms:
+    """Return the Euclidean norms of an array in float32, whatever its dtype (contract L1).
 
     The sum is XLA's: rounded in an order of its own, and under sharding reduced across devices.
 
     Example:
-        >>> print(norm(jnp.array([3e-30, -4e-30])))
+        >>> print(norms(jnp.array([3e-30, -4e-30])).whole)
         5e-30
 
     Source: the scaling is that of BLAS's `nrm2`, by a power of two.
     """
-    return norms(x, axis_names).whole
-
-
-def norms(x: jax.Array, axis_names: AxisNames = ()) -> Norms:
-    """Return the norm of an array x, and the norm of 2^-64 x."""
     x = jnp.asarray(x).astype(jnp.float32)
     if x.size == 0:
         return Norms(*jnp.zeros([2], jnp.float32))

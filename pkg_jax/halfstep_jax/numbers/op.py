@@ -15,7 +15,7 @@ from jax import lax
 from halfstep.numbers import Mask, Number, Origin
 from halfstep.op import NumbersOp
 from halfstep_jax.numbers import moments, norms, roots
-from halfstep_jax.numbers.global_norm import global_norm, norm_in_range
+from halfstep_jax.numbers.global_norm import global_norms
 from halfstep_jax.numbers.schedules import is_zero
 from halfstep_jax.xla import exact
 
@@ -30,6 +30,7 @@ class JaxOp(NumbersOp):
     """
 
     framework = jnp
+    in_range = staticmethod(norms.Norms.in_range)  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, rule: str, zero: jax.Array | None = None, axis_names: Sequence[str] | None = None):
         super().__init__(rule)
@@ -99,19 +100,12 @@ class JaxOp(NumbersOp):
         """Return the matrix product, of float32 factors on every device."""
         return self.wrap(jnp.matmul(self.bare(x), self.bare(y), precision=lax.Precision.HIGHEST))
 
-    def norm(self, x: Any, exact: bool = False) -> Number:
-        """Return the norm of the whole array, also where `axis_names` say that it is a shard."""
+    def norms_of(self, x: jax.Array, exact: bool) -> norms.Norms:
+        """Return those of the whole array, also where `axis_names` say that it is a shard."""
         norms.check_axis_names(self.rule, self._axis_names)
-        x = self.bare(x)
         if exact:
-            return self.wrap(global_norm([x], exact=True, axis_names=self._axis_names))
-        return self.wrap(norms.norm(x, self._axis_names))
-
-    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
-        """Return the norm of s x, likewise, and s."""
-        norms.check_axis_names(self.rule, self._axis_names)
-        norm, scale = norm_in_range(self.bare(x), exact=exact, axis_names=self._axis_names)
-        return self.wrap(norm), self.wrap(scale)
+            return global_norms([x], exact=True, axis_names=self._axis_names)
+        return norms.norms(x, self._axis_names)
 
     def is_zero(self, field: Any) -> bool:
         """Whether a hyperparameter is the constant 0."""

@@ -61,8 +61,7 @@ def round_to(
         >>> print(round_to(x, "bfloat16"), round_to(x, "bfloat16", words=jnp.uint32(0xFFFFFFFF)))
         1 1.00781
 
-    Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by
-    magnitude. The carry form is ours.
+    Source: see `halfstep.rounding`.
     """
     name = _target(dtype)
     x = _source(x)

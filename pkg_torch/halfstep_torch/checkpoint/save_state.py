@@ -44,24 +44,21 @@ class _Stepped(NamedTuple):
 
 @torch.no_grad()
 def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
-    """Write weights and optimizer state to one file, from which either package goes on.
+    """Write what a run needs to go on, in either package, to one file: weights, state, counts and seeds.
 
-    The file is safetensors. It has `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are
-    stored, under the names of the contract. Its header names the links that step each weight, with their
-    counts, seeds, numbers and formats. `docs/bridge.md` has the layout. Buffers of the model are not in it. A
-    file of that name is replaced once the new file is whole. With DTensors all processes call it together.
-    They gather one array at a time, and the first process writes the file. Any other mesh, or a single
-    process, can continue from it.
+    `docs/bridge.md` says what is in it. The file is safetensors, and appears once it is whole. Buffers of the
+    model are not in it. With DTensors all processes call it together. They gather one array at a time, and
+    the first process writes the file. Any other mesh, or a single process, can continue from it.
 
     Args:
-        path: of the file.
+        path: where; a file that is there is replaced.
         model: all of whose parameters are written, also those that are not optimized.
         optimizer: of parameters of the model.
 
     Raises:
-        TypeError: if it is not an `Optimizer`, or a parameter is of a dtype that a file does not hold.
+        TypeError: if it is not an `Optimizer`, or a file cannot hold a parameter's dtype.
         ValueError: if the optimizer has a parameter that is not of the model, or two have one name.
-        OSError: if the file cannot be written.
+        OSError: if writing fails.
         RuntimeError: if the last load failed while it copied.
 
     Example:
@@ -98,23 +95,22 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
 
 @torch.no_grad()
 def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
-    """Set weights and optimizer state from a file that `save_state` of either package wrote.
+    """Go on with the weights and the state of a file that either package's `save_state` wrote.
 
-    Steps and seeds come from the file. Numbers such as betas come from the optimizer, and must agree with the
-    file; learning rates and weight decay need not. All is checked before anything is set. If setting it fails
-    (no memory left, an interrupt), the optimizer refuses to step until a load succeeds.
+    Steps and seeds are the file's. Numbers such as betas are the optimizer's, and must be the file's too, but
+    for learning rates and weight decay. All is checked before anything is set. If setting it fails (no memory
+    left, an interrupt), the optimizer refuses to step until a load succeeds.
 
     Args:
-        path: of the file.
+        path: what `save_state` wrote.
         model: with the parameters of the run: names, shapes and dtypes.
         optimizer: of these parameters, built as in the run.
 
     Raises:
         TypeError: if it is not an `Optimizer`.
-        ValueError: if the file is no state file, damaged, of a later version, of other weights or of another
-            chain. Also if it holds state of transforms that only Optax has. The message names the first
-            difference.
-        OSError: if it cannot be read.
+        ValueError: if it is another file, a damaged or a later one, or differs from model or chain; the
+            message says where. Also if it holds state of transforms that only Optax has.
+        OSError: if reading fails.
 
     Source: ours (contract T).
     """

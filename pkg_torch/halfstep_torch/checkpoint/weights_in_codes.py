@@ -23,11 +23,11 @@ _CODES, _SCALE = "param", scale_key("param")
 
 @dataclasses.dataclass(frozen=True)
 class StoredParam:
-    """A weight as the state holds it.
+    """A weight as the state holds it: in int8 with a scale for each row, or in float32 where it is small.
 
     Attributes:
-        codes: int8, in the shape of the weight; float32 where that is too small for codes.
-        scale: uint8, one for each row; None where codes are float32.
+        codes: like the weight, int8 or float32.
+        scale: of rows, uint8; None of float32.
     """
 
     codes: Tensor

@@ -82,15 +82,8 @@ class SharedNorms(InPlaceOp):
         self._asked = 0
         self.shares: list[Share] = []
 
-    def norm(self, x: Tensor, exact: bool = False) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the norm of the whole array of which x is here; 0 as long as it is not known."""
-        return self._norms(x, exact)[0]
-
-    def norm_in_range(self, x: Tensor, exact: bool = False) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the norm of s times the whole array, and s."""
-        return in_range(self._norms(x, exact))
-
-    def _norms(self, x: Tensor, exact: bool) -> Tensor:
+    def norms_of(self, x: Tensor, exact: bool) -> Tensor:
+        """Return those of the whole array of which x is here; zeros as long as they are not known."""
         key, here = (self._index, self._asked), [x] if self._counts else []
         self._asked += 1
         before: Share | None = self._known.get(key)

@@ -29,14 +29,13 @@ def accumulate_gradients(
 ) -> "GradientAccumulation":
     """Round stochastically when backward adds a gradient to one that is there: grad <- stochastic(grad + g).
 
-    Autograd adds in the dtype of the gradients. In bfloat16 the sum of 64 equal gradients is then off by 3 %,
-    the same way every time. Once the sum is 512 times a gradient, another gradient changes nothing. Rounded
-    stochastically it is right on average. The sum is in `grad`, where autograd puts it. Training loops,
-    clipping, `zero_grad`, `torch.autograd.grad` and any optimizer's `step` stay as they are. float32
-    gradients are added as before.
+    Autograd rounds to nearest: in bfloat16, the sum of 64 equal gradients is 3 % off, always alike, and one
+    of 512 grows no further. Here sums are right on average. They are in `grad`, where autograd puts them.
+    Training loops, clipping, `zero_grad`, `torch.autograd.grad` and any optimizer's `step` stay as they are.
+    float32 gradients are added as before.
 
-    Rounds the sum once per micro-batch, in the dtype of the parameter, in pieces: no memory but the gradient
-    that arrives. Divide the loss by the number of micro-batches for their mean.
+    Rounds once per micro-batch, in the dtype of the parameter, in pieces: no memory but the gradient that
+    arrives. Divide the loss by the number of micro-batches for their mean.
 
     Under DistributedDataParallel, do as without: all micro-batches but the last under `no_sync()`. Give each
     process a seed of its own, such as its rank: they round sums of their own.
@@ -44,7 +43,7 @@ def accumulate_gradients(
     Args:
         parameters: a module, an optimizer, `model.named_parameters()`, or parameters, whose index is then the
             name. 16-bit parameters get a hook; they need not all get a gradient.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        seed: of the random words: see `round_stochastically`.
         compile: whether sums are rounded by a torch.compile'd kernel: True, False, or "auto", as `Optimizer`
             takes it. The bits are the same.
 

@@ -11,16 +11,15 @@ from halfstep_torch.rules.schedule_free import AdamWScheduleFree
 
 
 def from_config(config: str | Mapping[str, Any]) -> Callable[..., Optimizer]:
-    """Return what makes the optimizer that a config names, of parameters.
+    """Return a class of optimizers with the arguments that a config has: give it the parameters.
 
     Args:
-        config: a text, `"adamw"` or `"AdamW(lr=1e-3, recipe='one_pass')"`, or a mapping with a `name` beside
-            the arguments. Case and underscores of the name do not count. Arguments in a text are literals;
-            a text is parsed, and never run.
+        config: a text, `"adamw"` or `"AdamW(lr=1e-3, recipe='one_pass')"`, or a mapping with a name: see
+            `halfstep.config`. A text is never run.
 
     Raises:
-        TypeError: if the config is neither a text nor a mapping.
-        ValueError: if it names no optimizer, or an argument that it lacks, or holds code.
+        TypeError: if it is neither.
+        ValueError: if no optimizer has its name or takes its arguments, or these are no literals.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -22,17 +22,15 @@ def ema_params(
 ) -> Callable[[Sequence, Sequence, Tensor | int], None]:
     """Average weights over steps, for `swa_utils`: average <- stochastic((decay average) + ((1 - decay) p)).
 
-    Of DTensors every process averages its shard, with the bits of one process.
-
-    The average starts as the weights and stays in their dtype. In bfloat16, an average that is rounded to
-    nearest stays where it is as long as (1 - decay) |p - average| is below 2^-9 of it. The average of
-    `torch.optim.swa_utils.get_ema_multi_avg_fn` is rounded so. This one rounds once, to the dtype of the
-    weights, in pieces; float32 is not rounded.
+    Rounded once, to the dtype of the weights, in which the average begins and stays; float32 is exact. By
+    `torch.optim.swa_utils.get_ema_multi_avg_fn` a bfloat16 average stands still while it is nearer to the
+    weight than 2^-9 of itself, over 1 - decay. Of DTensors every process averages its shard, with the bits of
+    one process.
 
     Args:
         model: the model that is trained, for the names of its parameters.
-        decay: rate of the average, in [0, 1): 0.999 averages about a thousand steps.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        decay: in [0, 1), 0.999 for about a thousand steps.
+        seed: of the random words: see `round_stochastically`.
 
     Returns:
         A function for the argument `multi_avg_fn` of `torch.optim.swa_utils.AveragedModel`, which keeps the
@@ -40,9 +38,8 @@ def ema_params(
 
     Raises:
         TypeError: if an argument is of a wrong type; from the function, if a floating tensor that is averaged
-            is not float32, bfloat16 or float16.
-        ValueError: if `decay` or `seed` is out of range; from the function, if what is averaged is not of the
-            model.
+            has another dtype than float32, bfloat16 or float16.
+        ValueError: if a number is out of range; from the function, if what is averaged is not of the model.
 
     Example:
         >>> import halfstep_torch as hs
@@ -53,8 +50,7 @@ def ema_params(
         >>> averaged.module.weight.dtype
         torch.bfloat16
 
-    Source: B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging", SIAM J.
-        Control Optim. 30(4), 1992, for averages of weights. Contract G3.
+    Source: B. Polyak and A. Juditsky, 1992 (contract G3).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{_FUNCTION}: model is {type(model).__name__}. Pass the module that is trained.")

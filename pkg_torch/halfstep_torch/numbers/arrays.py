@@ -70,7 +70,7 @@ class TorchArrays:
         return x if low is high is None else x.clamp(low, high)
 
     def unit(self, scale, down=0):
-        """Return the power of two of exponent field `scale` - `down`; NaN of a marked block."""
+        """Return 2^(`scale` - `down` - 127), or NaN of a mark."""
         field = scale - down if down else scale
         return torch.where(scale == NAN_SCALE, math.nan, (field << 23).view(torch.float32))
 

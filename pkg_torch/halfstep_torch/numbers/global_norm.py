@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.exact import sqrt
-from halfstep_torch.numbers.norms import in_range, norms, norms_of_parts, with_moved
+from halfstep_torch.numbers.norms import norms, norms_of_parts, with_moved
 
 _INFINITY = 0x7F800000
 # Squares below 2^48, whose sum is below 2^63.
@@ -31,7 +31,7 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
 
 
 def global_norms(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
-    """Return the norm of all elements of all tensors, and the norm of 2^-64 times them."""
+    """Return the norm over all tensors, and that of 2^-64 times them."""
     if not tensors:
         return torch.zeros(2, dtype=torch.float32)
     device = tensors[0].device
@@ -42,11 +42,6 @@ def global_norms(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
         return norms_of_parts(parts)
     largest = largest_pattern(tensors, device)
     return roots_of(sum_of_squares(tensors, largest), largest)
-
-
-def norm_in_range(x: Tensor, *, exact: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100."""
-    return in_range(global_norms([x], exact=True) if exact else norms(x))
 
 
 def largest_pattern(tensors: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -29,14 +29,12 @@ class DecayRate(NamedTuple):
 
 
 def ema(average: Tensor, value: Tensor, rate: DecayRate) -> Tensor:
-    """Return (b average) + ((1 - b) value): two products and a sum, each rounded once to float32.
+    """Return (b average) + ((1 - b) value) in float32, each operation rounded (contract M1).
 
     Example:
         >>> import torch
         >>> ema(torch.zeros(1), torch.ones(1), DecayRate.of(0.75))
         tensor([0.2500])
-
-    Source: contract M1.
     """
     # Written out: lerp, addcmul and add(alpha=) may fuse the product and the sum.
     return (rate.b * average) + (rate.one_minus_b * value)

@@ -15,7 +15,7 @@ from halfstep.rules.muon import Matrices
 def newton_schulz(
     x: Tensor, matrices: Matrices, coefficients: Sequence[tuple], eps: float, dtype: str = "float32"
 ) -> Tensor:
-    """Return the factor (A14) of each matrix of a float32 array, in its shape; products are of `dtype`."""
+    """Return the factors of matrices (A14), float32; `dtype` is that of their products."""
     stack = x.permute(matrices.order).reshape(matrices.stack)
     transposed = matrices.stack[1] > matrices.stack[2]
     stack = _normed(stack.mT if transposed else stack, eps).to(getattr(torch, dtype))
@@ -29,7 +29,7 @@ def newton_schulz(
 
 
 def _normed(stack: Tensor, eps: float) -> Tensor:
-    """Return matrices over their norms, by way of their largest elements: no square overflows."""
+    """Return matrices over their norms, without a square that overflows."""
     top = stack.abs().amax((1, 2), keepdim=True)
     scaled = stack / torch.where(top > 0, top, 1)
     norm = scaled.square().sum((1, 2), keepdim=True).sqrt()

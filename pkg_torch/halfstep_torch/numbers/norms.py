@@ -55,7 +55,7 @@ def norms_of_parts(parts: Tensor) -> Tensor:
 
 
 def in_range(norms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100 (contract N3)."""
+    """Return the norm in its range and s, which made it so: 2^-64 for finite x of a norm above 2^100."""
     whole, moved = norms.unbind()
     is_large = (whole > LARGE_NORM) & (moved < math.inf)
     return torch.where(is_large, moved, whole), torch.where(is_large, _SCALE, 1.0)

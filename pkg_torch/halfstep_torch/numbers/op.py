@@ -17,9 +17,9 @@ from halfstep.means import mean
 from halfstep.numbers import Number
 from halfstep.op import Op
 from halfstep_torch.numbers import exact, moments
-from halfstep_torch.numbers.global_norm import global_norm, norm_in_range
+from halfstep_torch.numbers.global_norm import global_norms
 from halfstep_torch.numbers.moments import DecayRate
-from halfstep_torch.numbers.norms import norm
+from halfstep_torch.numbers.norms import in_range, norms
 
 
 class TorchOp:
@@ -68,15 +68,17 @@ class TorchOp:
         """Return the mean along an axis, or of all, by halves."""
         return mean(x, axis, torch.cat)
 
-    @staticmethod
-    def norm(x: Tensor, exact: bool = False) -> Tensor:
-        """Return the norm of the whole array."""
-        return global_norm([x], exact=True) if exact else norm(x)
+    def norms_of(self, x: Tensor, exact: bool) -> Tensor:
+        """Return the norm of the whole array, and that of 2^-64 times it."""
+        return global_norms([x], exact=True) if exact else norms(x)
 
-    @staticmethod
-    def norm_in_range(x: Tensor, exact: bool = False) -> tuple[Tensor, Tensor]:
+    def norm(self, x: Tensor, exact: bool = False) -> Tensor:
+        """Return the norm of the whole array."""
+        return self.norms_of(x, exact)[0]
+
+    def norm_in_range(self, x: Tensor, exact: bool = False) -> tuple[Tensor, Tensor]:
         """Return the norm of s x, and s."""
-        return norm_in_range(x, exact=exact)
+        return in_range(self.norms_of(x, exact))
 
     @staticmethod
     def scaled(x: Tensor, ratio: Any, scale: Any = 1.0) -> Tensor:
@@ -148,6 +150,8 @@ class GuardedOp(Op):
     """The same on numbers that know what they are, for the trial of a rule."""
 
     framework = torch
+    norms_of = TorchOp.norms_of  # pyright: ignore[reportAssignmentType]
+    in_range = staticmethod(in_range)  # pyright: ignore[reportAssignmentType]
     root = staticmethod(exact.sqrt)  # pyright: ignore[reportAssignmentType]
     quotient = staticmethod(operator.truediv)  # pyright: ignore[reportAssignmentType]
 
@@ -179,15 +183,6 @@ class GuardedOp(Op):
     def power(self, x: Any, y: Any) -> Number:
         """Return x^y."""
         return self.wrap(TorchOp.power(*self._bare_pair(x, y, "power")))
-
-    def norm(self, x: Any, exact: bool = False) -> Number:
-        """Return the norm of the whole array."""
-        return self.wrap(TorchOp.norm(self.bare(x), exact))
-
-    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
-        """Return the norm of s x, and s."""
-        norm, scale = TorchOp.norm_in_range(self.bare(x), exact)
-        return self.wrap(norm), self.wrap(scale)
 
 
 def tensor_numbers(numbers: Any, device: torch.device) -> Any:

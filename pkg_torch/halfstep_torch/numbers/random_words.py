@@ -60,12 +60,12 @@ def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray,
 def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Sequence[int]) -> np.ndarray:
     """Return the keys of many leaves at once: uint32 rows (k0, k1 of the first role, of the second, ...), W4.
 
-    (k, kx) = fold(fold(seed, step), leaf); k0 = k | 1; k1 = the second word of fold((k, kx), role).
+    With (k, kx) of a seed, step and leaf, k0 is k | 1, and k1 is the second word of (k, kx) and the role.
 
     Args:
         seed: in [0, 2^64).
-        steps: of each leaf, the count after its increment.
-        leaves: id of each leaf.
+        steps: of each leaf.
+        leaves: the id of each.
         roles: the same for every leaf.
     """
     high, low = np.uint32(seed >> 32), np.uint32(seed & 0xFFFFFFFF)
@@ -132,15 +132,15 @@ def random_words(
 ) -> Tensor:
     """Return a word for each element of an array, by seed, step, leaf, role and index (contract W1 to W8).
 
-    The field of the role is in the top 16 bits, which rounding takes. torch's generators are not read.
+    The field of the role is on top. torch's generators are not read.
 
     Args:
-        seed: an integer in [0, 2^64), or two uint32 words (high, low).
-        step: the count after its increment; 1 at the first update.
-        leaf: the leaf's name, or its uint32 id.
+        seed: of the random words: see `round_stochastically`.
+        step: 1 at the first update, a count after its increment.
+        leaf: the leaf's name, or its id: a number below 2^32.
         role: a `Role`.
-        shape: of the array, or of the part of it that starts at `offset`.
-        offset: row-major index of the first element.
+        shape: of the result: the array, or a part of it.
+        offset: where the part begins, in row-major order.
         device: where to make them.
 
     Raises:

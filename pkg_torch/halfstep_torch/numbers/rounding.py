@@ -29,25 +29,24 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
 
     Args:
         x: float32 tensor.
-        dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2", or the
-            torch dtype of that name; or "float8_e3m4", for which torch has none.
-        words: one word per element (uint32, or int32 of the same pattern), whose top 16 bits are read; or
-            None for nearest, ties to even.
-        saturate: True for states (contract R6), False for parameters (R5).
+        dtype: a torch dtype, or its name: float32 (nothing is rounded), bfloat16, float16, float8_e4m3fn or
+            float8_e5m2. Also "float8_e3m4", for which torch has none.
+        words: as `random_words` makes them, uint32 or int32 of the same pattern; None rounds ties to even.
+        saturate: whether the largest number is the end, as states have it (R6), and not infinity (R5).
 
     Returns:
-        A tensor of `dtype`, in the shape of `x`; of "float8_e3m4" its patterns, in uint8.
+        A tensor of `dtype`, like `x`; of "float8_e3m4" its patterns, in uint8.
 
     Raises:
         TypeError: if `x` is not a float32 tensor, or `words` no tensor of words.
-        ValueError: if `dtype` is not one of the six, or `words` has another shape than `x`.
+        ValueError: if `dtype` is not one of the six, or there is not a word for each element.
 
     Example:
         >>> words = torch.tensor([0, -(2**31), -1], dtype=torch.int32)
         >>> round_to(torch.full((3,), 1.0 + 2**-8), "bfloat16", words)
         tensor([1.0000, 1.0078, 1.0078], dtype=torch.bfloat16)
 
-    Source: Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, mode 1. The carry form is ours.
+    Source: M. Croci et al., 2022, mode 1, by magnitude; see `halfstep.rounding`.
     """
     name = _check_round_to(x, dtype, words)
     if words is not None:

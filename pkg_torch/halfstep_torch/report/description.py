@@ -34,7 +34,7 @@ Bytes = tuple[int, int]
 
 
 def describe(optimizer: Optimizer) -> Description:
-    """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
+    """Say of every array of a run in what format it is kept, how it is rounded, and why.
 
     Nothing is changed, and the optimizer may be fresh: state is described as the next step will have it.
     DTensors show the bytes of this process beside those of all.
@@ -50,7 +50,7 @@ def describe(optimizer: Optimizer) -> Description:
         >>> found.of("weight", "exp_avg_sq").format, found.of("bias", "exp_avg_sq").format
         ('ufloat8_e5m3, blocks of 128', 'float32')
         >>> found.of("bias", "exp_avg_sq").why
-        'asked for ufloat8_e5m3, blocks of 128, but 64 elements are fewer than min_size=4096'
+        '... 64 elements are fewer than min_size=4096'
 
     Source: ours.
     """

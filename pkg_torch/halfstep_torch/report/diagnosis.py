@@ -46,7 +46,7 @@ _TERMS = Wording(
 
 
 def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimizer) -> Diagnosis:
-    """Say what rounding would lose in the next step of any `torch.optim.Optimizer`, of this package or not.
+    """Say what rounding takes from an optimizer's next step, of this package or another, and what helps.
 
     Call it after backward (under a GradScaler after `unscale_`), before the step, best after some steps of
     training. Where parameters are DTensors, all processes call it together, and all get the counts of the
@@ -55,9 +55,9 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     zero, and shows the decay and the rates of moments. Weights, state, gradients and random generators stay
     as they are; at the peak there are two copies more of weights, gradients and state.
 
-    An update counts as lost if the float32 step moves a weight and the step itself does not. Stochastic
-    rounding moves few weights too, but by the right amount on average. An optimizer that keeps rounding
-    errors adds them later. Neither loses its updates. Float32 parameters lose nothing.
+    An update is lost if the float32 step moves a weight and the step itself does not. Optimizers that round
+    stochastically, or that keep rounding errors and add them later, are right on average: they lose none.
+    Float32 parameters lose nothing.
 
     Args:
         params: the model, `model.named_parameters()` or parameters, for the names.
@@ -138,7 +138,7 @@ def _nonfinite(arrays: Iterable[Tensor]) -> Count:
 
 
 def _lost_by_compensation(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[Tensor, Count]:
-    """Return how many updates Kahan's sum loses: those below 2^-18 of a weight (contract P4)."""
+    """Return how many updates are too small for Kahan's sum: under 2^-18 of a weight (P4)."""
     due = weights_after(optimizer, params, wide=True)
     counts = []
     for p in params:

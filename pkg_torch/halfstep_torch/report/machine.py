@@ -43,7 +43,7 @@ def final_weights(
     learning_rate: float,
     **hyperparameters: Any,
 ) -> np.ndarray:
-    """Return the patterns of the weights after steps of AdamW, as `python -m halfstep` asks for them."""
+    """Take steps of AdamW for `python -m halfstep`, and return the weights' patterns."""
     weights, gradients = question
     array = torch.from_numpy(weights.view(np.int16).copy()).view(torch.bfloat16).to(device)
     parameter = torch.nn.Parameter(array)

@@ -22,7 +22,7 @@ PAIRS = {"exp_avg_sq": "exp_avg"}
 
 
 def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, MomentDiagnosis]:
-    """Return how the moments fare, by key: rates show in what a step without a gradient leaves of them."""
+    """Return how moments fare, by key, as a step with no gradient shows it."""
     params = [p for p in params if optimizer.state.get(p)]
     narrow: set[tuple[Tensor, str]] = set()
 

@@ -29,7 +29,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         self._optimizer = any_optimizer("Monitor", optimizer)
 
     def read(self) -> dict[str, float] | None:
-        """Return the numbers of the step that was taken, at every `every`-th call; None at others."""
+        """Return a row at every `every`-th call, of the step that was taken, else None."""
         return self._row()
 
     def _corners(self) -> dict[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def _corner(p: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _measured(optimizer: torch.optim.Optimizer, before: dict[Tensor, Tensor]) -> list[float]:
-    """Return the numbers of a step, in the order of `NUMBERS`, norms as squares."""
+    """Return a row's numbers, in the order of `NUMBERS`, but for squares of norms."""
     narrow = [p for p in before if p.dtype in NARROW]
     lossy = set(rounded_to_nearest(optimizer, narrow))
     rows = [_sums(optimizer, p, old, p in lossy) for p, old in before.items()]

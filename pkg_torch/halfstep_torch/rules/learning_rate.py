@@ -29,26 +29,25 @@ scale_by_learning_rate = link_of(shared.ScaleByLearningRate)
 
 
 def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0.5) -> Schedule:
-    """Return a schedule, for `lr`, that rises to `lr` and then falls as a power of the count of steps before.
+    """Return a schedule for `lr`: it rises in a line, and then falls as a power of the count of steps before.
 
         x = (count + 1) / preheat_steps;  lr min(x, x^decay_power)
 
     Args:
-        lr: the largest rate, at step `preheat_steps`.
-        preheat_steps: steps of the rise.
-        decay_power: of the fall; 0 stays at the top, -0.5 falls as one over the square root of the step.
+        lr: the top, which step `preheat_steps` has.
+        preheat_steps: how many steps rise.
+        decay_power: at most 0, which stays at the top; -0.5 is an inverse square root.
 
     Raises:
         TypeError: if an argument is no number.
-        ValueError: if a number is negative, `preheat_steps` is 0, or `decay_power` is above 0.
+        ValueError: if one is out of range, or nothing rises.
 
     Example:
-        >>> schedule = preheat(1e-3, preheat_steps=100)
-        >>> [f"{float(schedule(count)):.2e}" for count in (0, 49, 99, 399)]
-        ['1.00e-05', '5.00e-04', '1.00e-03', '5.00e-04']
+        >>> schedule = preheat(1e-3, 100)
+        >>> [round(schedule(count), 6) for count in (0, 49, 99, 399)]
+        [1e-05, 0.0005, 0.001, 0.0005]
 
-    Source: A. Vaswani et al., "Attention is all you need", NeurIPS 2017, section 5.3, for the powers 1 and
-        -0.5; the arguments are those of adamw_bfloat16's schedule.
+    Source: A. Vaswani et al., 2017, section 5.3; the arguments are adamw_bfloat16's.
     """
     top, steps = nonnegative("preheat", "lr", lr), nonnegative("preheat", "preheat_steps", preheat_steps)
     fall = nonnegative("preheat", "-decay_power", -decay_power, "Use a power <= 0, such as -0.5.")

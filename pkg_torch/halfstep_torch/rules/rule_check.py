@@ -39,17 +39,17 @@ class _TracedOp(GuardedOp):
 
 
 def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
-    """Raise an error unless a rule gives NumPy's bits op by op, and the same bits in eager and compiled code.
+    """Raise an error unless a rule has the same bits in eager code, in compiled code and in NumPy.
 
-    On the CPU; `docs/new-rule.md` says on which numbers. A rule of scope "parameter" is never compiled.
+    On the CPU, on numbers that `docs/new-rule.md` describes. A rule of scope "parameter" is never compiled.
 
     Args:
-        rule: an instance of a class that derives from `Rule`.
+        rule: of a class that derives from `Rule`.
         seed: of the numbers.
         compile: False where there is no C++ compiler, or no time: it takes half a minute.
 
     Raises:
-        ValueError: naming the line of `update` whose result differs, and two numbers that do.
+        ValueError: with the line of `update` that differs, and what it gives.
         RuntimeError: if `compile` is True, and there is no C++ compiler.
 
     Example:

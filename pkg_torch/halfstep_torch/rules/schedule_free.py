@@ -31,10 +31,10 @@ scale_by_schedule_free = link_of(ScaleByScheduleFree)
 
 @torch.no_grad()
 def schedule_free_eval_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
-    """Return the averaged weights, in float32: the weights as precisely as they are known, less their lead.
+    """Return the average that schedule-free training has made, in float32: for evaluation and for export.
 
-    For evaluation and for export; training goes on with the weights of the model. Decodes; rounds the
-    difference alone. With DTensors all processes call it together.
+    It is each weight, as precisely as it is known, less its lead; the model's weights are to train with.
+    Rounds the difference alone. With DTensors all processes call it together.
 
     Args:
         optimizer: an `AdamWScheduleFree`, or an `Optimizer` whose chain has `scale_by_schedule_free`.
@@ -53,10 +53,10 @@ def schedule_free_eval_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
         >>> for _ in range(2):
         ...     w.grad = torch.ones_like(w)
         ...     optimizer.step()
-        >>> round(hs.schedule_free_eval_params(optimizer)["w"].item(), 6)  # the mean of 0.9 and 0.8
+        >>> round(hs.schedule_free_eval_params(optimizer)["w"].item(), 6)  # of 0.9 and 0.8
         0.85
 
-    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682 (contract A17).
+    Source: see `scale_by_schedule_free` (contract A17).
     """
     caller = "schedule_free_eval_params"
     check_optimizer(caller, optimizer)

@@ -24,42 +24,36 @@ def store_state(
     select: Select | None = None,
     seed: Seed = 0,
 ) -> Chain:
-    """Keep the state arrays of any transform in a format.
+    """Keep what a transform keeps between steps in few bits.
 
         s = decode(stored);  u, s <- inner(g, s);  stored <- encode(s)
 
-    `inner` gets its arrays in the dtypes in which it makes them. Rounds each array once a step, after
-    `inner`. The update is of the array before it was stored, so the bits are not those of `mu_dtype` or
-    `nu_dtype`.
+    Each array is rounded once a step, after `inner`, which sees the dtypes that it made. The update is of the
+    array before it was stored, so the bits are not those of `mu_dtype` or `nu_dtype`. Integers, state of
+    scalar parameters, 8-bit floats, and arrays too small for the format's scales are left alone. `select`
+    leaves out more:
 
-    Not stored: integers, state of scalar parameters, 8-bit floats, and arrays below the format's `min_size`
-    (see `scaled`). All other arrays are. `select` says otherwise:
+        store_state(tx, "ufloat8_e6m2", select=lambda name, array: name.startswith("nu/"))
 
-        store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
-
-    Only an array's name is known. In a format with a scale, a nonzero number never becomes zero in a block
-    without negative numbers. So second moments are safe in "float8_e4m3fn". Formats without a
-    sign keep magnitudes: select what has no sign. Freezing is not checked.
+    A format without a sign stores magnitudes: select second moments for it. One with scales, such as
+    scaled("float8_e4m3fn"), keeps these above zero (contract S4). Freezing is not checked.
 
     Group entries are those of `inner`. State: the state of `inner` under the same keys, and of `scaled`
     formats `exp_avg_scale` and the like.
 
     Args:
         inner: a transform, or a chain of them, without a last link that applies updates to the weights.
-        format: "float32", "bfloat16", "float16", "ufloat8_e6m2", a torch dtype of these, or a format from
-            `scaled` or `codebook`.
-        rounding: "stochastic", or "nearest_unchecked", which freezes slow averages: see `scale_by_adam`.
-        select: a function that says whether an array is stored. Its arguments are the name, such as
-            "mu/encoder/weight" (in a chain "0/mu/encoder/weight"), and a meta tensor of its shape and dtype.
-            None stores all. The names are those of the JAX package: `exp_avg` is "mu", `exp_avg_sq` "nu",
-            `momentum_buffer` "trace".
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        format: a name such as "bfloat16", a torch dtype, or what `scaled` or `codebook` returns.
+        rounding: "stochastic"; or "nearest_unchecked", under which slow averages stand still.
+        select: a function of a name, such as "mu/encoder/weight" (in a chain "0/mu/encoder/weight"), and a
+            meta tensor of the array's shape and dtype. The names are those of the JAX package: `exp_avg` is
+            "mu", `exp_avg_sq` "nu", `momentum_buffer` "trace".
+        seed: of the random words: see `round_stochastically`.
 
     Raises:
         TypeError: if an argument is of a wrong type.
-        ValueError: if there is no such format or rounding, `seed` is out of range, or `inner` applies updates
-            to the weights. From `Optimizer`, if `select` chooses nothing, or if an array with negative
-            numbers would get a format without a sign.
+        ValueError: if an argument is out of range, or `inner` applies updates to the weights. From
+            `Optimizer`, if nothing is selected, or if an array would lose its sign.
 
     Example:
         >>> import torch, halfstep_torch as hs

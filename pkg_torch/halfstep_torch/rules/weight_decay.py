@@ -33,7 +33,7 @@ def add_decayed_weights(
     absolute: bool = False,
     cautious: bool = False,
 ) -> Rule:
-    """Add the decayed weights to the update: u + (weight_decay p), p the weight in float32.
+    """Add the decay to the update: u + (weight_decay p), p the weight in float32.
 
     Rounds product and sum to float32, once each. A decay of 0 leaves the update alone. Before
     `scale_by_adam` it is L2 decay, after it decoupled decay. Group entry: `weight_decay`.
@@ -42,10 +42,9 @@ def add_decayed_weights(
         weight_decay: the rate.
         mask: a function of a parameter's leaf name ("layer/weight") and the parameter, asked once, that says
             whether it decays; None: all do. Param groups with `weight_decay=0` do the same.
-        absolute: u - (weight_decay p), a decay that the learning rate does not scale. The link then comes
-            after `scale_by_learning_rate`.
-        cautious: decay a weight only where that does not pull against its step: u is left alone where u and p
-            are both nonzero and -u leads p away from 0 (with `absolute`, where u does). Compared by signs.
+        absolute: u - (weight_decay p), a decay that the learning rate does not scale: for a link behind
+            `scale_by_learning_rate`.
+        cautious: decay a weight only where its step does not lead it away from 0, by the signs of both.
 
     Raises:
         TypeError: if the decay is not a number, or the mask not a function.
@@ -55,8 +54,7 @@ def add_decayed_weights(
         >>> add_decayed_weights(0.1, mask=lambda name, param: param.ndim > 1).entries
         {'weight_decay': 0.1}
 
-    Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. L. Chen
-    et al., "Cautious Weight Decay", arXiv:2510.12402, for `cautious`. Contract D1, D3.
+    Source: I. Loshchilov and F. Hutter, ICLR 2019; for `cautious` L. Chen et al., 2025. Contract D1, D3.
     """
     tx = checked_rule(AddDecayedWeights(weight_decay, absolute, cautious, mask))
     if mask is not None and not callable(mask):

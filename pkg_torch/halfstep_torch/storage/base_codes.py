@@ -15,7 +15,7 @@ __all__ = ["NAN_SCALE", "Codes"]
 
 
 class Codes:
-    """Codes of tensors: their arithmetic is that of `halfstep`, unless a subclass says otherwise.
+    """Codes of tensors, by the arithmetic of `halfstep` where a subclass has none.
 
     Scales are int32 bytes, of a shape that broadcasts with the values; None in a format without.
     """

@@ -12,11 +12,10 @@ from halfstep_torch.storage.stored_moment import StoredMoment
 def count_at_ends(
     second: StoredMoment, first: StoredMoment, state: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return how many elements stand at the smallest and at the largest number.
+    """Return how many elements are the smallest and the largest number of a format that stops there.
 
-    None where nothing stops so, or where the state is elsewhere.
-
-    At the smallest those count whose first moment is not zero: others have had no gradient yet.
+    None of other formats, or where the state is elsewhere. An element without a first moment has had no
+    gradient, and does not count as smallest.
     """
     ends = end_codes(second.format.dtype)
     if ends is None or not {second.key, first.key} <= state.keys():

@@ -24,8 +24,8 @@ class Encoded(NamedTuple):
     """A stored array, or a stretch of one.
 
     Attributes:
-        codes: in the shape of the array; of 4 bits, two to a byte and in one row, or in rows of units.
-        scale: uint8, one per block, in one row; None in a format without.
+        codes: in its shape; if packed, in one row or in rows of units.
+        scale: uint8, in one row; None if the format has none.
     """
 
     codes: Tensor

@@ -21,20 +21,14 @@ relative = returning(Format, shared.relative)
 
 
 def into_unit(fmt: Format, m: Tensor, unit: "Unit") -> Tensor:
-    """Return a first moment in the unit of its format.
-
-    Args:
-        fmt: of the first moment.
-        m: float32, the first moment.
-        unit: the second moment as it was stored.
-    """
+    """Return m, float32, in the unit of its format, given the second moment as it was stored."""
     if fmt.power_unit:
         return m * inverse_power_of_root(XP, unit.codes)
     return within_scales(to_unit(m, unit.values), fmt)
 
 
 def out_of_unit(fmt: Format, z: Tensor, unit: "Unit") -> Tensor:
-    """Return a first moment, given it in the unit of its format: see `into_unit`."""
+    """Undo `into_unit`."""
     return z * power_of_root(XP, unit.codes) if fmt.power_unit else from_unit(z, unit.values)
 
 
@@ -53,14 +47,14 @@ class Unit(Protocol):
 
 
 def to_unit(m: Tensor, v: Tensor) -> Tensor:
-    """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice."""
+    """Return m / sqrt(v), or 0 where v is 0 or subnormal."""
     # All ones where v is normal, infinite or NaN.
     kept = -(v.view(torch.int32) & 0x7F800000) >> 31
     return ((m / sqrt(v)).view(torch.int32) & kept).view(torch.float32)
 
 
 def within_scales(z: Tensor, fmt: Format) -> Tensor:
-    """Return z, where finite, up to the largest number that a fine scale holds: past it a block is NaN."""
+    """Return z, where it is finite, no larger than fine scales hold; past them a block is NaN."""
     if not fmt.scaled:
         return z
     largest = shared.largest(fmt)
@@ -68,5 +62,5 @@ def within_scales(z: Tensor, fmt: Format) -> Tensor:
 
 
 def from_unit(z: Tensor, v: Tensor) -> Tensor:
-    """Return m = z sqrt(v): rounded twice."""
+    """Return z sqrt(v)."""
     return z * sqrt(v)

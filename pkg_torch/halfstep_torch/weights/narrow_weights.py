@@ -29,7 +29,7 @@ class RoundStochastically(WeightRule):
         return True
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
-        """Return stochastic(w), or nearest(w) without words (contract P2)."""
+        """Return stochastic(w); nearest(w) where no words are given."""
         return round_number(w, dtype, words, saturate=False, quiet=words is not None), {}
 
 
@@ -52,20 +52,20 @@ class Compensate(WeightRule):
     def apply(
         self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
     ) -> tuple[Tensor, Arrays]:
-        """Return n = nearest(p + s), s = u + c; and c = nearest(s - (n - p)) (contract P4)."""
+        """Return what `compensate` says (contract P4)."""
         s = u + extra["compensation"].to(torch.float32)
         n = nearest(p + s, dtype)
         return n, {"compensation": round_value(s - (n - p), "bfloat16", None, saturate=True)}
 
 
 def round_stochastically(seed: Seed = 0) -> Rule:
-    """Round the new weights stochastically; the last link of a chain.
+    """Round the new weights, q = stochastic(p + u), in the dtype of p: for the end of a chain.
 
-    q = stochastic(p + u) in the dtype of p. The link emits q - p in float32, and -0.0 where q = p. Every
-    weight is stored as nearest(p + u), which then is q. float32 weights pass through.
+    The link emits q - p in float32, or -0.0 for no change, and every weight is stored as nearest(p + u),
+    which then is q. float32 weights pass through.
 
-    Rounds p + u to float32, then to the dtype of p: away from zero in magnitude, with the discarded fraction
-    as probability. So updates far below the spacing of the weights arrive on average.
+    Rounds twice: p + u to float32, and that to p's dtype, away from zero in magnitude with the discarded
+    fraction as probability. So updates far below the spacing of the weights arrive on average.
 
     Args:
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
@@ -84,15 +84,15 @@ def round_stochastically(seed: Seed = 0) -> Rule:
 
 
 def compensate() -> Rule:
-    """Keep what rounding the weights loses, in bfloat16, and add it to the next update (Kahan's sum).
+    """Keep Kahan's compensation of each weight, in bfloat16, and add it to the update that follows.
 
-    s = u + c, n = nearest(p + s); c becomes nearest(s - (n - p)), and the link emits n - p, or -0.0 where
-    n = p. float32 weights pass through.
+    With c what rounding lost so far: s = u + c, n = nearest(p + s); c becomes nearest(s - (n - p)). The link
+    emits n - p, or -0.0 for no change. float32 weights pass through.
 
     Rounds p + s to the dtype of p, and what that loses to bfloat16: 8 bits more than the weights have. The
     rounding error of c is lost, which sets the limit. c grows to about 2^-8 of the weight, and what is under
-    2^-9 of c can vanish. Updates above 2^-12 of the weight arrive to within 2 %. Those under about 2^-17 may
-    stall, and those below 2^-18 do.
+    2^-9 of c can vanish. Updates arrive to within 2 % from 2^-12 of the weight on. Those under about 2^-17
+    may stall, and those below 2^-18 do.
 
     State: `compensation`.
 
@@ -103,7 +103,6 @@ def compensate() -> Rule:
         >>> compensate().name
         'compensate'
 
-    Source: W. Kahan, "Further remarks on reducing truncation errors", CACM 8(1), 1965; for bfloat16 weights
-        P. Zamirai et al., "Revisiting BFloat16 training", arXiv:2010.06192, section 4. Contract P4.
+    Source: W. Kahan, 1965; P. Zamirai et al., arXiv:2010.06192, for bfloat16 weights. Contract P4.
     """
     return Compensate()

@@ -44,16 +44,13 @@ class WeightRule(Link):
         return p
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
-        """Return the model's weights, in float32, and what is kept beside them, of float32 `w`.
-
-        Without words, values are rounded to nearest.
-        """
+        """Return the model's weights, in float32, and what is kept beside them; without words, to nearest."""
         return nearest(w, dtype), {}
 
     def apply(
         self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
     ) -> tuple[Tensor, Arrays]:
-        """Return the weights that p becomes by an update, and what is kept beside them, as `store` does."""
+        """Return p after an update, and what is kept beside it."""
         return self.store(self.join(p, extra, dtype) + u, dtype, words)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundWeights | None":
@@ -141,7 +138,7 @@ def applied(p: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def update_between(p: Tensor, q: Tensor) -> Tensor:
-    """Return the update that takes the weight p to q: q - p, and -0.0 where they are equal (contract P2)."""
+    """Return q - p, or -0.0 for no change: the update from p to q (contract P2)."""
     # -0.0 is the one number that moves no weight: neither an infinity nor a zero of either sign.
     return torch.where(q == p, -0.0, q - p)
 

@@ -43,7 +43,7 @@ class SplitParams(WeightRule):
         return self._split(dtype).join(XP, bits, low)
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
-        """Return both parts of w, rounded to the wider format where they cannot hold it (contract P5)."""
+        """Return the parts that `SplitWeight` makes, the first as the number that it shows."""
         bits, low = self._split(dtype).split(XP, w, words)
         bits = bits << 16
         # What a cast makes of numbers out of range is the machine's own business: a sign is drawn down.
@@ -123,10 +123,10 @@ def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Seque
 
 
 def keep_master_params(inner: Chain | Rule) -> Chain:
-    """Keep a float32 copy of the weights, step it by `inner`, and round it for the model.
+    """Step a float32 copy of the weights by `inner`, and round it for the model.
 
-    The model's weight is the copy rounded to nearest, ties away from zero: the same as `split_params` of 16
-    bits gives. Rounds nothing else. float32 weights pass through, and `inner` sees them. If the model's
+    The model's weight is the copy rounded to nearest, away from zero at ties: the same as `split_params` of
+    16 bits gives. Rounds nothing else. float32 weights pass through, and `inner` sees them. If the model's
     weight is not the rounded copy, the weight was changed since the last step (loaded, averaged, clamped).
     Then the step continues from that weight, and the copy follows.
 
@@ -148,7 +148,7 @@ def keep_master_params(inner: Chain | Rule) -> Chain:
         >>> hs.Optimizer([torch.nn.Parameter(torch.ones(2, dtype=torch.float16))], tx).defaults["lr"]
         0.001
 
-    Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1. Contract P5.
+    Source: P. Micikevicius et al., ICLR 2018, section 3.1. Contract P5.
     """
     links = chain(inner).links
     return Chain((*links, KeepMasterParams(wrapped_links=len(links))))
