@@ -4,7 +4,7 @@
 imports nothing of this package: it judges what stands here too.
 """
 
-from typing import Any
+from typing import NoReturn
 
 from halfstep import recipes
 from halfstep.rule import Rule, decay_rate, moment, number, option
@@ -30,7 +30,7 @@ __all__ = [
 _OPTIMIZERS = ("adam", "adamw", "lamb", "lamb16", "lion", "muon", "adafactor", "sgd", "ademamix", "adan")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> NoReturn:
     """Say where the optimizers are: each package has those of its framework."""
     if name.lower() in _OPTIMIZERS:
         package = "halfstep_torch" if name[0].isupper() else "halfstep_jax"

@@ -16,16 +16,18 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from halfstep import newest, recipes
 from halfstep.checkpoint.header import SPEC_VERSION
+from halfstep.hyperparameters import Arguments
 from halfstep.memory import RECIPES, bytes_per_weight, count_of, memory_table
 from halfstep.version import __version__
 
+T = TypeVar("T")
 _MACHINES = {"jax": "halfstep_jax.machine", "torch": "halfstep_torch.report.machine"}
 _DISTRIBUTIONS = {"jax": ("jax", "jaxlib", "optax"), "torch": ("torch",), "": ("numpy", "ml_dtypes")}
 # Enough elements for block scales, in blocks that the last axis does not divide.
@@ -52,12 +54,12 @@ class Machine(Protocol):
 
     def final_weights(
         self,
-        recipe: Mapping[str, Any],
+        recipe: Arguments,
         question: tuple[np.ndarray, np.ndarray],
         leaf: str,
         device: str,
         mode: str,
-        **hyperparameters: Any,
+        **hyperparameters: float,
     ) -> np.ndarray:
         """Return the patterns of the weights after steps of AdamW.
 
@@ -82,7 +84,7 @@ def question() -> tuple[np.ndarray, np.ndarray]:
     return (bits[0] >> np.uint32(16)).astype(np.uint16), bits[1:].view(np.float32) * scales
 
 
-def due(recipe: Any) -> np.ndarray:
+def due(recipe: Arguments) -> np.ndarray:
     """Return the patterns of the weights that the reference ends with."""
     # By name: the packages know nothing of the reference, but for this command.
     spec = importlib.import_module("halfstep_spec")
@@ -131,10 +133,10 @@ def _version(name: str) -> str:
         return "is not installed"
 
 
-def _word(read: Callable[[str], Any]) -> Callable[[str], Any]:
+def _word(read: Callable[[str], T]) -> Callable[[str], T]:
     """Return a reader of one argument whose errors the command line prints."""
 
-    def read_or_say(text: str) -> Any:
+    def read_or_say(text: str) -> T:
         try:
             return read(text)
         except ValueError as error:
@@ -150,7 +152,7 @@ def _recipe(name: str) -> str:
 
 def warm(names: Sequence[str]) -> int:
     """Compile what steps under recipes need, for images and clusters; all recipes where none is named."""
-    machine: Any = importlib.import_module(_MACHINES["torch"])
+    machine = importlib.import_module(_MACHINES["torch"])
     for name in names or RECIPES:
         start = time.perf_counter()
         kept = machine.warm(getattr(recipes, name))
@@ -188,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
         if importlib.util.find_spec(framework) is None:
             print(f"\n{framework} is not installed")
             continue
-        machine: Any = importlib.import_module(module)
+        machine: Any = importlib.import_module(module)  # a Machine, which no checker sees of a module
         print(f"\n{versions(framework)}")
         notes = [newest.note(framework, _version(framework))]
         print("\n".join(f"  {line}" for line in (*filter(None, notes), *machine.about())), flush=True)

@@ -1,7 +1,6 @@
 """Which weights of a model are cast to 16 bits, and how norms and embeddings are kept."""
 
 import re
-from typing import Any
 
 from halfstep.did_you_mean import did_you_mean
 
@@ -10,7 +9,7 @@ CHOICES = ("bfloat16", "float32", "split16")
 _KINDS = {"norms": re.compile(r"norm|^ln(_|\d|$)|^bn\d*$"), "embeddings": re.compile(r"embed|^w[tp]e$")}
 
 
-def checked_choices(caller: str, **choices: Any) -> dict[str, str]:
+def checked_choices(caller: str, **choices: str) -> dict[str, str]:
     """Return how norms and embeddings are kept; refuse what is no choice."""
     for name, choice in choices.items():
         if choice not in CHOICES:

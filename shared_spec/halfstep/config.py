@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-T = TypeVar("T", bound=Callable[..., Any])
+T = TypeVar("T", bound=Callable)
 
 
-def read_config(caller: str, config: Any) -> tuple[str, dict[str, Any]]:
+def read_config(caller: str, config: object) -> tuple[str, dict[str, Any]]:
     """Return the name of an optimizer and its arguments.
 
     Args:

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from typing import SupportsInt
 
 from halfstep.text_table import Report, Table
 
@@ -87,7 +87,7 @@ class MomentTally:
         ends = (count / total for count in self.ends)
         return MomentDiagnosis(dict(self._dtypes), frozen / total, self.zero / total, otherwise, why, *ends)
 
-    def add_ends(self, counts: Iterable[Any]) -> None:
+    def add_ends(self, counts: Iterable[SupportsInt]) -> None:
         """Count elements at the smallest and at the largest number."""
         self.ends = [sum(both) for both in zip(self.ends, map(int, counts), strict=True)]
 

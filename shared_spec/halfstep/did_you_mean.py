@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
 
 # What users of other libraries call it: a dtype, a recipe, or a weight storage, whichever is asked for.
 _MEANT = {
@@ -21,7 +20,7 @@ _MEANT = {
 }
 
 
-def did_you_mean(given: Any, names: Iterable[str]) -> str:
+def did_you_mean(given: object, names: Iterable[str]) -> str:
     """Return a question with a space behind it, or "" where no name is near.
 
     Example:

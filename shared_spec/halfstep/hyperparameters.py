@@ -5,18 +5,24 @@ skips it where the number is not known yet, as under a trace.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
-Check = Callable[[str, str, Any, float], None]
+Scalar: TypeAlias = Any
+"""A hyperparameter as a user gives it: a number, an array of one, or a function of the count of steps."""
+Arguments: TypeAlias = Mapping[str, Any]
+"""Arguments of an optimizer or a link as a user gives them, by name: checks look at each."""
+Values: TypeAlias = Any
+"""Values of a rule's fields, or numbers of a step: a named tuple, whose class is made at run time."""
+Check = Callable[[str, str, Scalar, float], None]
 
 PEAK_COUNTS = tuple(sorted({round(1.05**k) - 1 for k in range(331)}))
 """At which counts of steps the largest number of a schedule is looked for: up to 10^7, 5 % apart."""
 
 
-def check_decay_rate(caller: str, name: str, value: Any, number: float) -> None:
+def check_decay_rate(caller: str, name: str, value: Scalar, number: float) -> None:
     """Refuse a decay rate outside [0, 1)."""
     if not 0.0 <= number < 1.0:
         rounded = " in float32" if 0.0 <= float(value) < 1.0 else ""
@@ -26,7 +32,9 @@ def check_decay_rate(caller: str, name: str, value: Any, number: float) -> None:
         )
 
 
-def check_bound(caller: str, name: str, value: Any, number: float, hint: str = "Use a number >= 0.") -> None:
+def check_bound(
+    caller: str, name: str, value: Scalar, number: float, hint: str = "Use a number >= 0."
+) -> None:
     """Refuse a negative number and NaN; infinity means no bound."""
     if not number >= 0:
         problem = "negative" if number < 0 else "not a number"
@@ -34,7 +42,7 @@ def check_bound(caller: str, name: str, value: Any, number: float, hint: str = "
 
 
 def check_nonnegative(
-    caller: str, name: str, value: Any, number: float, hint: str = "Use a number >= 0."
+    caller: str, name: str, value: Scalar, number: float, hint: str = "Use a number >= 0."
 ) -> None:
     """Refuse a negative number, NaN and infinity."""
     check_bound(caller, name, value, number, hint)
@@ -42,7 +50,7 @@ def check_nonnegative(
         raise ValueError(f"{caller}: {name}={value} is infinite in float32. {hint}")
 
 
-def check_count(caller: str, name: str, value: Any, number: float) -> None:
+def check_count(caller: str, name: str, value: Scalar, number: float) -> None:
     """Refuse what is not a whole number >= 0, as a count of steps is."""
     hint = "Use a whole number of steps, such as 1000, or 0."
     check_nonnegative(caller, name, value, number, hint)
@@ -59,7 +67,7 @@ def check_order(caller: str, low_name: str, low: float, high_name: str, high: fl
         )
 
 
-def several(caller: str, name: str, value: Any, count: int) -> tuple:
+def several(caller: str, name: str, value: Scalar, count: int) -> tuple:
     """Return the values of an entry that holds several, a sequence of any kind; each is still unchecked."""
     ordered = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
     if ordered and len(value) == count:

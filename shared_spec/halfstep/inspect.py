@@ -7,8 +7,8 @@ import argparse
 import collections
 import os
 import sys
-from typing import Any
 
+from halfstep.checkpoint.header_form import Header
 from halfstep.checkpoint.state_file import read_state_file
 from halfstep.storage.labels import label_text
 from halfstep.text_table import text_table
@@ -34,7 +34,7 @@ def lines(path: str | os.PathLike[str]) -> list[str]:
     return [*text, "", *text_table(("array", "stored as", "shape", "bytes"), rows, right={3}).splitlines()]
 
 
-def _link(link: dict[str, Any]) -> str:
+def _link(link: Header) -> str:
     """Return a link of a recipe in words."""
     words = [link["name"]]
     if link["count"] is not None:

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable)
 
 
 def published(function: F, name: str, docstring: str | None) -> F:
@@ -18,6 +18,6 @@ def published(function: F, name: str, docstring: str | None) -> F:
     return function
 
 
-def docstring_of(rule: Any) -> str | None:
+def docstring_of(rule: Callable) -> str | None:
     """Return the docstring of a link: that of its rule in `halfstep`, from which a framework may derive."""
     return next(cls.__doc__ for cls in rule.__mro__ if cls.__module__.startswith("halfstep."))

@@ -4,12 +4,13 @@ Slices and sums alone, so that arrays of every framework can be given.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from halfstep.arrays import Array
 
-def mean(x: Any, axis: int | None, concatenate: Callable) -> Any:
+
+def mean(x: Array, axis: int | None, concatenate: Callable) -> Array:
     """Return the mean along an axis, which stays with a size of 1; of all elements, 0-d, without one.
 
     With h = ceil(n / 2), the second half of n numbers is added to the first, element by element; of an odd

@@ -1,10 +1,10 @@
 """What a model of a size would take, by recipe and beside other optimizers, before it is built."""
 
 import math
-from typing import Any
 
 from halfstep import recipes
 from halfstep.did_you_mean import did_you_mean
+from halfstep.hyperparameters import Arguments
 from halfstep.storage.state_dtypes import as_format
 from halfstep.text_table import Table, in_units
 
@@ -35,7 +35,7 @@ def bytes_per_weight(recipe: str) -> tuple[float, float, float]:
         raise ValueError(
             f"memory: recipe={recipe!r} is not a recipe. {meant}Use one of {', '.join(RECIPES)}."
         )
-    options: Any = getattr(recipes, recipe)
+    options: Arguments = getattr(recipes, recipe)
     state = float(_BESIDE[options.get("param_storage", "stochastic")])
     for name in ("mu_dtype", "nu_dtype"):
         fmt = as_format("memory", name, options[name])

@@ -1,12 +1,14 @@
 """The moments of a rule during one step: what was stored, and rounding what is to be, once."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from halfstep.numbers import Number, Origin
+from halfstep.arrays import Array
+from halfstep.numbers import Number, Operand, Origin
 from halfstep.op import Op, check_array
 from halfstep.rule import Moment, Rule, declared
 
+T = TypeVar("T", bound=Array)
 MOST = 4.0
 """How many roots of the second moment are fed back at most: an update moves by no more than that."""
 
@@ -19,10 +21,10 @@ class Feedback(NamedTuple):
         second: the second moment whose root bounds what is fed back; None for no bound.
     """
 
-    factor: Any
-    second: Any = None
+    factor: Array
+    second: Any = None  # a StepMoment, this or a framework's
 
-    def apply(self, x: Any, stored: Any, v: Any, op: Any) -> Any:
+    def apply(self, x: T, stored: T, v: T | None, op: Any) -> T:  # Numbers, or tensors with torch's op
         """Return x - d, d = factor (stored - x), |d| at most 4 roots of v; None for no bound."""
         d = self.factor * (stored - x)
         if v is not None:
@@ -57,7 +59,7 @@ class StepMoment:
     def __init__(
         self,
         name: str,
-        value: Any,
+        value: Array,
         op: Op,
         unit: "StepMoment | None" = None,
         feedback: Feedback | None = None,
@@ -77,11 +79,11 @@ class StepMoment:
         """Whether the format has an end that does not move with its numbers, or codes of 4 bits."""
         return False
 
-    def inverse_root(self, x: Any) -> Number:
+    def inverse_root(self, x: Operand) -> Number:
         """Round x as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
         raise NotImplementedError
 
-    def round(self, x: Any) -> Number:
+    def round(self, x: Operand) -> Number:
         """Round x to the format, once, for the new state; return what the update goes on with.
 
         That is what was stored, or, under error feedback, x less what storing adds to later updates. A moment
@@ -105,7 +107,7 @@ class StepMoment:
         v = None if self.feedback.second is None else self.feedback.second.rounded
         return self.feedback.apply(self._op.wrap(x), self.rounded, v, self._op)
 
-    def store(self, x: Any) -> Any:
+    def store(self, x: Array) -> Array:
         """Return the values that are stored for a bare array."""
         return x
 
@@ -121,7 +123,7 @@ class StepMoment:
 class StepWeight(StepMoment):
     """The weight during a step of a rule that rounds it itself (contract P9)."""
 
-    def bound(self, x: Any, gaps: int) -> Number:
+    def bound(self, x: Operand, gaps: int) -> Number:
         """Return x, or 2^gaps over the gap between the weight and the next number where this is less."""
         return self._op.wrap(self._op.bare(x))
 
@@ -131,7 +133,7 @@ class Moments:
 
     param: StepWeight
 
-    def __init__(self, rule: str, moments: Mapping[str, Any]):
+    def __init__(self, rule: str, moments: Mapping[str, object]):
         self._rule = rule
         for name, moment in moments.items():  # Dynamo of torch 2.11 cannot trace `__dict__.update`
             setattr(self, name, moment)

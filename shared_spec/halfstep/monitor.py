@@ -4,7 +4,7 @@ import logging
 import math
 import operator
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from halfstep.diagnosis import at_ends, end_codes
 
@@ -84,7 +84,7 @@ class Monitor:
     _package = ""
     _second = ""
 
-    def __init__(self, every: Any) -> None:
+    def __init__(self, every: SupportsIndex) -> None:
         try:
             self.every = 0 if isinstance(every, bool) else operator.index(every)
         except TypeError:
@@ -92,9 +92,9 @@ class Monitor:
         if self.every < 1:
             raise ValueError(f"Monitor: every={every!r} is not a number of steps. Use an integer >= 1.")
         self._calls = 0
-        self._before: Any = None
+        self._before: object = None
 
-    def _row(self, *step: Any) -> dict[str, float] | None:
+    def _row(self, *step: object) -> dict[str, float] | None:
         """Return the numbers of a step, if it is one that is measured."""
         self._calls += 1
         row = None
@@ -106,7 +106,7 @@ class Monitor:
             self._before = self._corners(*step)
         return row
 
-    def _corners(self, *step: Any) -> Any:
+    def _corners(self, *step: Any) -> object:  # what a framework's `read` is given
         """Return the first elements of each weight, copied."""
         raise NotImplementedError
 

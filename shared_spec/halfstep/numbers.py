@@ -7,7 +7,11 @@ number where it is read, and only there. Contract: A1, A2.
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeAlias
+
+import numpy as np
+
+from halfstep.arrays import Array
 
 if TYPE_CHECKING:
     from halfstep.op import Op
@@ -44,19 +48,19 @@ class _Guarded:
     __array_ufunc__ = None  # so that NumPy scalars leave operators to the class
     _op: "Op"
 
-    def _refuse(self) -> Any:
+    def _refuse(self) -> NoReturn:
         raise TypeError(refusal(self._op.rule))
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return self._refuse()
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        self._refuse()
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
+        cls, function: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> NoReturn:
         operands = [*args, *(kwargs or {}).values()]
         nested = [x for operand in operands if isinstance(operand, (tuple, list)) for x in operand]
-        return next(x for x in (*operands, *nested) if isinstance(x, _Guarded))._refuse()
+        next(x for x in (*operands, *nested) if isinstance(x, _Guarded))._refuse()
 
 
 class Number(_Guarded):
@@ -68,32 +72,32 @@ class Number(_Guarded):
     """
 
     __slots__ = ("_op", "_protected", "made", "value")
-    __hash__: ClassVar[Any] = None
+    __hash__: ClassVar[None] = None
 
-    def __init__(self, value: Any, made: Origin, op: "Op"):
+    def __init__(self, value: Array, made: Origin, op: "Op"):
         self.value, self.made, self._op, self._protected = value, made, op, None
 
-    def __add__(self, other: Any) -> "Number":
+    def __add__(self, other: "Operand") -> "Number":
         return self._op.add(self, other)
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> "Number":
+    def __sub__(self, other: "Operand") -> "Number":
         return self._op.subtract(self, other)
 
-    def __rsub__(self, other: Any) -> "Number":
+    def __rsub__(self, other: "Operand") -> "Number":
         return self._op.subtract(other, self)
 
-    def __mul__(self, other: Any) -> "Number":
+    def __mul__(self, other: "Operand") -> "Number":
         return self._op.multiply(self, other)
 
-    def __rmul__(self, other: Any) -> "Number":
+    def __rmul__(self, other: "Operand") -> "Number":
         return self._op.multiply(other, self)
 
-    def __truediv__(self, other: Any) -> "Number":
+    def __truediv__(self, other: "Operand") -> "Number":
         return self._op.divide(self, other)
 
-    def __rtruediv__(self, other: Any) -> "Number":
+    def __rtruediv__(self, other: "Operand") -> "Number":
         return self._op.divide(other, self)
 
     def __neg__(self) -> "Number":
@@ -102,35 +106,35 @@ class Number(_Guarded):
     def __abs__(self) -> "Number":
         return self._op.abs(self)
 
-    def __eq__(self, other: Any) -> "Mask":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __eq__(self, other: "Operand") -> "Mask":  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._op.compare("__eq__", self, other)
 
-    def __ne__(self, other: Any) -> "Mask":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __ne__(self, other: "Operand") -> "Mask":  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._op.compare("__ne__", self, other)
 
-    def __lt__(self, other: Any) -> "Mask":
+    def __lt__(self, other: "Operand") -> "Mask":
         return self._op.compare("__lt__", self, other)
 
-    def __le__(self, other: Any) -> "Mask":
+    def __le__(self, other: "Operand") -> "Mask":
         return self._op.compare("__le__", self, other)
 
-    def __gt__(self, other: Any) -> "Mask":
+    def __gt__(self, other: "Operand") -> "Mask":
         return self._op.compare("__gt__", self, other)
 
-    def __ge__(self, other: Any) -> "Mask":
+    def __ge__(self, other: "Operand") -> "Mask":
         return self._op.compare("__ge__", self, other)
 
-    def __pow__(self, other: Any) -> "Number":
+    def __pow__(self, other: object) -> NoReturn:
         raise TypeError(f"{self._op.rule}: update uses **. Use x * x, op.sqrt(x) or op.power(x, y).")
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> NoReturn:
         raise TypeError(
             f"{self._op.rule}: update branches on a number of the step. Use op.where(mask, x, y)."
         )
 
     if not TYPE_CHECKING:  # checkers know what there is
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("__"):
                 raise AttributeError(name)
             way = f"op.{name}(x)" if hasattr(self._op, name) else "op.apply(function, x)"
@@ -150,7 +154,7 @@ class Mask(_Guarded):
 
     __slots__ = ("_op", "value")
 
-    def __init__(self, value: Any, op: "Op"):
+    def __init__(self, value: Array, op: "Op"):
         self.value, self._op = value, op
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -162,8 +166,12 @@ class Mask(_Guarded):
     def __invert__(self) -> "Mask":
         return Mask(~self.value, self._op)
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> NoReturn:
         raise TypeError(f"{self._op.rule}: update branches on a comparison. Use op.where(mask, x, y).")
+
+
+Operand: TypeAlias = Number | float | np.floating
+"""What operations take: numbers of the step, and constants of Python or NumPy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +182,7 @@ class ReadFromNumbers:
     field: str
     place: str
 
-    def refuse(self, *_: Any) -> Any:
+    def refuse(self, *_: object) -> NoReturn:
         """Raise the error that names the place."""
         raise TypeError(f"{self.rule}: update reads self.{self.field}. Use {self.place}.")
 
@@ -194,7 +202,7 @@ class Count(Protocol):
     def __add__(self, k: int, /) -> "Count": ...
     def __sub__(self, k: int, /) -> "Count": ...
     def __mod__(self, k: int, /) -> "Count": ...
-    def __lt__(self, k: int, /) -> Any: ...
-    def __le__(self, k: int, /) -> Any: ...
-    def __gt__(self, k: int, /) -> Any: ...
-    def __ge__(self, k: int, /) -> Any: ...
+    def __lt__(self, k: int, /) -> bool: ...
+    def __le__(self, k: int, /) -> bool: ...
+    def __gt__(self, k: int, /) -> bool: ...
+    def __ge__(self, k: int, /) -> bool: ...

@@ -5,10 +5,12 @@ Contract: A1 to A3.
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from halfstep.arrays import Array
 from halfstep.means import mean
-from halfstep.numbers import Mask, Number, Origin, ReadFromNumbers
+from halfstep.numbers import Count, Mask, Number, Operand, Origin, ReadFromNumbers
 
 LARGE_NORM = 2.0**100
 """Above this, numbers are multiplied by 2^-64 before their norm divides anything (contract N3, L2)."""
@@ -23,41 +25,41 @@ class Op:
         framework: the framework's functions of arrays: abs, sign, where, maximum, minimum, isfinite, matmul.
     """
 
-    framework: ClassVar[Any] = None
+    framework: ClassVar[ModuleType]
 
     def __init__(self, rule: str):
         self.rule = rule
 
     if not TYPE_CHECKING:  # checkers know what there is
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_"):
                 raise AttributeError(name)
             raise AttributeError(f"{self.rule}: op has no {name}. Use op.apply(function, x).")
 
     # What a framework says.
 
-    def as_scalar(self, x: Any) -> Any:
+    def as_scalar(self, x: object) -> Array | None:
         """Return a bare scalar as the framework's float32; None for anything else."""
         raise NotImplementedError
 
-    def opaque(self, x: Any) -> Any:
+    def opaque(self, x: Array) -> Array:
         """Return x as a value whose origin no compiler sees."""
         return x
 
-    def opaque_product(self, x: Any) -> Any:
+    def opaque_product(self, x: Array) -> Array:
         """Return a product that a sum may read."""
         return x
 
-    def spread(self, x: Any, like: Any) -> Any:
+    def spread(self, x: Array, like: Array) -> Array:
         """Return a scalar divisor in the shape of the dividend, opaque in each element."""
         return x
 
-    def root(self, x: Any) -> Any:
+    def root(self, x: Array) -> Array:
         """Return the correctly rounded root of a bare array."""
         raise NotImplementedError
 
-    def quotient(self, x: Any, y: Any) -> Any:
+    def quotient(self, x: Array, y: Array) -> Array:
         """Return the correctly rounded quotient of bare arrays."""
         raise NotImplementedError
 
@@ -71,7 +73,7 @@ class Op:
 
     # What reads what.
 
-    def number(self, x: Any) -> Number:
+    def number(self, x: object) -> Number:
         """Return x as a Number: a bare scalar counts as a number of the step."""
         if isinstance(x, Number):
             return x
@@ -88,25 +90,25 @@ class Op:
             raise TypeError(f"{self.rule}: update computes with {kind}. Use {way}.")
         return Number(scalar, Origin.NUMBER, self)
 
-    def wrap(self, x: Any, made: Origin = Origin.ARRAY) -> Number:
+    def wrap(self, x: Array, made: Origin = Origin.ARRAY) -> Number:
         """Return a bare array of the framework as a Number."""
         return Number(x, made, self)
 
-    def bare(self, x: Any) -> Any:
+    def bare(self, x: object) -> Array:
         """Return the array of a Number for any reader: a moment, the caller, another operation."""
         return self._term(self.number(x))
 
-    def add(self, x: Any, y: Any) -> Number:
+    def add(self, x: Operand, y: Operand) -> Number:
         """Return x + y."""
         a, b = self._terms(x, y, "sum")
         return self.wrap(a + b)
 
-    def subtract(self, x: Any, y: Any) -> Number:
+    def subtract(self, x: Operand, y: Operand) -> Number:
         """Return x - y."""
         a, b = self._terms(x, y, "difference")
         return self.wrap(a - b)
 
-    def multiply(self, x: Any, y: Any) -> Number:
+    def multiply(self, x: Operand, y: Operand) -> Number:
         """Return x y."""
         a, b = self._pair(x, y, "product")
         if isinstance(y, float) and y == -1:  # exact: a compiler may fuse it
@@ -114,7 +116,7 @@ class Op:
         scaled = {a.made, b.made} & {Origin.NUMBER, Origin.SCALED}
         return self.wrap(self._factor(a, b) * self._factor(b, a), Origin.SCALED if scaled else Origin.PRODUCT)
 
-    def divide(self, x: Any, y: Any) -> Number:
+    def divide(self, x: Operand, y: Operand) -> Number:
         """Return x / y, correctly rounded."""
         a, b = self._pair(x, y, "quotient")
         above = self._opaque(a) if a.made is Origin.QUOTIENT else a.value
@@ -125,78 +127,78 @@ class Op:
             below = self._opaque(b) if b.made in (Origin.QUOTIENT, Origin.ROOT) else b.value
         return self.wrap(self.quotient(above, below), Origin.QUOTIENT)
 
-    def negative(self, x: Any) -> Number:
+    def negative(self, x: Operand) -> Number:
         """Return -x, made as x was."""
         x = self.number(x)
         return self.wrap(-x.value, x.made)
 
-    def sqrt(self, x: Any) -> Number:
+    def sqrt(self, x: Operand) -> Number:
         """Return the root of x, correctly rounded."""
         return self.wrap(self.root(self.number(x).value), Origin.ROOT)
 
-    def ema(self, average: Any, value: Any, rate: Any) -> Number:
+    def ema(self, average: Operand, value: Operand, rate: Operand) -> Number:
         """Return (rate average) + ((1 - rate) value), each operation rounded once (contract M1)."""
         raise NotImplementedError
 
-    def abs(self, x: Any) -> Number:
+    def abs(self, x: Operand) -> Number:
         """Return |x|."""
         return self.wrap(self.framework.abs(self.bare(x)))
 
-    def sign(self, x: Any) -> Number:
+    def sign(self, x: Operand) -> Number:
         """Return 1, -1, +0 for a zero of either sign, and NaN for NaN."""
         return self.wrap(self.framework.sign(self.bare(x)))
 
-    def maximum(self, x: Any, y: Any) -> Number:
+    def maximum(self, x: Operand, y: Operand) -> Number:
         """Return the larger of both; NaN where either is NaN."""
         return self.wrap(self.framework.maximum(*self._bare_pair(x, y, "maximum")))
 
-    def minimum(self, x: Any, y: Any) -> Number:
+    def minimum(self, x: Operand, y: Operand) -> Number:
         """Return the smaller of both; NaN where either is NaN."""
         return self.wrap(self.framework.minimum(*self._bare_pair(x, y, "minimum")))
 
-    def clamp(self, x: Any, low: Any, high: Any) -> Number:
+    def clamp(self, x: Operand, low: Operand, high: Operand) -> Number:
         """Return minimum(maximum(x, low), high)."""
         return self.minimum(self.maximum(x, low), high)
 
-    def where(self, mask: Mask, x: Any, y: Any) -> Number:
+    def where(self, mask: Mask, x: Operand, y: Operand) -> Number:
         """Return x where a comparison holds, else y."""
         return self.wrap(self.framework.where(self.truth(mask), self.bare(x), self.bare(y)))
 
-    def isfinite(self, x: Any) -> Mask:
+    def isfinite(self, x: Operand) -> Mask:
         """Return where x is neither infinite nor NaN."""
         return Mask(self.framework.isfinite(self.bare(x)), self)
 
-    def power(self, x: Any, y: Any) -> Number:
+    def power(self, x: Operand, y: Operand) -> Number:
         """Return x^y, to within units in the last place: frameworks and devices differ."""
         raise NotImplementedError
 
-    def matmul(self, x: Any, y: Any) -> Number:
+    def matmul(self, x: Operand, y: Operand) -> Number:
         """Return the matrix product in float32; its sums are added in an order of the framework's."""
         return self.wrap(self.framework.matmul(self.bare(x), self.bare(y)))
 
-    def mean(self, x: Any, axis: int | None = None) -> Number:
+    def mean(self, x: Operand, axis: int | None = None) -> Number:
         """Return the mean along an axis, which stays with a size of 1, or of all; by halves (contract M3)."""
         return self.wrap(self.opaque(mean(self.bare(x), axis, self.framework.concatenate)))
 
-    def norm(self, x: Any, exact: bool = False) -> Number:
+    def norm(self, x: Operand, exact: bool = False) -> Number:
         """Return the Euclidean norm of the array (contract L1); with `exact` by sums of integers (N2)."""
         return self.wrap(self.norms_of(self.bare(x), exact)[0])
 
-    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
+    def norm_in_range(self, x: Operand, exact: bool = False) -> tuple[Number, Number]:
         """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100 (N3)."""
         norm, scale = self.in_range(self.norms_of(self.bare(x), exact))
         return self.wrap(norm), self.wrap(scale)
 
-    def scaled(self, x: Any, ratio: Any, scale: Any = None) -> Number:
+    def scaled(self, x: Operand, ratio: Operand, scale: Operand | None = None) -> Number:
         """Return ratio x, or ratio (scale x). A framework may take the memory of x: it is not read again."""
         x = x if scale is None else self.multiply(scale, x)
         return self.wrap(self.opaque(self.multiply(ratio, x).value))
 
-    def is_zero(self, field: Any) -> bool:
+    def is_zero(self, field: object) -> bool:
         """Whether a field of the rule is known to be 0 when a step is built: its term can be left out."""
         return False
 
-    def apply(self, function: Callable[..., Any], *xs: Any) -> Any:
+    def apply(self, function: Callable[..., Array], *xs: Operand | Mask) -> Any:  # Number, Mask or a tuple
         """Return function(*xs), of arrays of the framework: rounded as the framework rounds it.
 
         Its results are float32 or truth values, of any shape.
@@ -206,7 +208,7 @@ class Op:
             return tuple(self._applied(function, x) for x in result)
         return self._applied(function, result)
 
-    def truth(self, mask: Mask) -> Any:
+    def truth(self, mask: Mask) -> Array:
         """Return the truth values of a Mask; raise TypeError for anything else."""
         if not isinstance(mask, Mask):
             raise TypeError(
@@ -215,7 +217,7 @@ class Op:
             )
         return mask.value
 
-    def returned(self, u: Any, shape: tuple[int, ...]) -> Any:
+    def returned(self, u: object, shape: tuple[int, ...]) -> Array:
         """Return the array of what `update` returned, checked."""
         if not isinstance(u, Number):
             raise TypeError(f"{self.rule}: update returns a {type(u).__name__}. Return a number of the step.")
@@ -223,12 +225,12 @@ class Op:
         check_array(self.rule, "the update that the rule returns", u, shape)
         return u
 
-    def compare(self, how: str, x: Any, y: Any) -> Mask:
+    def compare(self, how: str, x: Operand, y: Operand) -> Mask:
         """Return a comparison, by the name of its method."""
         a, b = self.bare(x), self.bare(y)
         return Mask(getattr(operator, how)(a, b), self)
 
-    def _applied(self, function: Callable[..., Any], x: Any) -> Any:
+    def _applied(self, function: Callable[..., Array], x: Array) -> Number | Mask:
         dtype = dtype_name(x)
         if dtype == "bool":
             return Mask(x, self)
@@ -239,10 +241,10 @@ class Op:
             )
         return self.wrap(self.opaque(x))
 
-    def _bare_pair(self, x: Any, y: Any, what: str) -> tuple[Any, Any]:
+    def _bare_pair(self, x: Operand, y: Operand, what: str) -> tuple[Array, Array]:
         return tuple(map(self.bare, self._pair(x, y, what)))  # pyright: ignore[reportReturnType]
 
-    def _pair(self, x: Any, y: Any, what: str) -> tuple[Number, Number]:
+    def _pair(self, x: Operand, y: Operand, what: str) -> tuple[Number, Number]:
         x, y = self.number(x), self.number(y)
         if x.made is Origin.NUMBER and y.made is Origin.NUMBER:
             # Frameworks disagree on it: eager torch would compute in float64, compiled code in float32.
@@ -252,15 +254,15 @@ class Op:
             )
         return x, y
 
-    def _terms(self, x: Any, y: Any, what: str) -> tuple[Any, Any]:
+    def _terms(self, x: Operand, y: Operand, what: str) -> tuple[Array, Array]:
         a, b = self._pair(x, y, what)
         return self._summand(a), self._summand(b)
 
-    def _summand(self, x: Number) -> Any:
+    def _summand(self, x: Number) -> Array:
         # A zero that is seen vanishes, and (x + c) + d becomes x + (c + d).
         return self._opaque(x) if x.made is Origin.NUMBER else self._term(x)
 
-    def _term(self, x: Number) -> Any:
+    def _term(self, x: Number) -> Array:
         """Return a value that a sum may read: a product is kept from being fused with it."""
         if x.made not in (Origin.PRODUCT, Origin.SCALED):
             return x.value
@@ -268,12 +270,12 @@ class Op:
             x._protected = self.opaque_product(x.value)
         return x._protected
 
-    def _factor(self, x: Number, y: Number) -> Any:
+    def _factor(self, x: Number, y: Number) -> Array:
         """Return x as a factor beside y: (x c) d becomes x (c d) where a compiler sees c and d."""
         gathers = x.made is Origin.SCALED and y.made in (Origin.SCALED, Origin.NUMBER)
         return self._opaque(x) if gathers else x.value
 
-    def _opaque(self, x: Number) -> Any:
+    def _opaque(self, x: Number) -> Array:
         if x._protected is None:
             x._protected = self.opaque(x.value)
         return x._protected
@@ -282,11 +284,11 @@ class Op:
 class NumbersOp(Op):
     """The operations of a rule's `numbers`, which runs once a step: on scalars, and on counts."""
 
-    def unbias(self, *pairs: tuple[Any, Any]) -> tuple[Number, ...]:
+    def unbias(self, *pairs: tuple[Operand, Count]) -> tuple[Number, ...]:
         """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
         raise NotImplementedError
 
-    def float32(self, x: Any) -> Number:
+    def float32(self, x: Count | bool) -> Number:
         """Return a count, or the truth of a comparison, as a number."""
         raise NotImplementedError
 
@@ -295,12 +297,12 @@ def _shape(x: Number) -> tuple[int, ...]:
     return tuple(getattr(x.value, "shape", ()))
 
 
-def dtype_name(x: Any) -> str:
+def dtype_name(x: object) -> str:
     """Return the name of an array's dtype, alike in all frameworks; the name of its type if x is no array."""
     return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
 
 
-def check_array(rule: str, what: str, x: Any, shape: tuple[int, ...]) -> None:
+def check_array(rule: str, what: str, x: object, shape: tuple[int, ...]) -> None:
     """Refuse what is not a float32 array of `shape`."""
     actual = dtype_name(x), tuple(getattr(x, "shape", ()))
     if actual != ("float32", tuple(shape)):

@@ -3,7 +3,7 @@
 import enum
 import functools
 import operator
-from typing import Any
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def leaf_number(leaf: str | int) -> int:
     return leaf_id(leaf) if isinstance(leaf, str) else in_range("leaf", leaf, 32)
 
 
-def in_range(name: str, value: Any, bits: int) -> int:
+def in_range(name: str, value: SupportsIndex, bits: int) -> int:
     """Return an argument of `random_words` that is a number of so many bits.
 
     Raises:

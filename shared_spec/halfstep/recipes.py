@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from halfstep.did_you_mean import did_you_mean
+from halfstep.hyperparameters import Arguments
 from halfstep.rule import Moment
 from halfstep.storage.formats import Format
 from halfstep.storage.moment_formats import AMPLIFIED, Rounding
@@ -91,7 +92,7 @@ _AMPLIFIED = {"full_precision": "float32"} | dict.fromkeys(
     ("near_float32", "sixteen_bit", "one_pass", "eight_bit"), AMPLIFIED
 )
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable)
 
 
 def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Callable[[F], F]:
@@ -111,7 +112,7 @@ def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Call
         takes_all = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
 
         @functools.wraps(function, updated=())
-        def call(*args: Any, **options: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:  # those of the function
             name = getattr(function, "name", function.__name__)
             caller = type(args[0]).__name__ if name == "__init__" else name
             if not takes_all:
@@ -135,7 +136,7 @@ _OTHER_NAMES = (
 # Arguments of one framework that users of the other know, and of other libraries.
 
 
-def _check_names(caller: str, options: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+def _check_names(caller: str, options: Arguments, parameters: Mapping[str, object]) -> None:
     """Refuse an argument that there is not, with the right one."""
     for name in options.keys() - parameters.keys() - {"recipe", "mu_dtype", "nu_dtype", "param_storage"}:
         meant = [x[name] for x in _OTHER_NAMES if name in x and re.match(r"\w+", x[name])[0] in parameters]  # pyright: ignore
@@ -145,7 +146,7 @@ def _check_names(caller: str, options: Mapping[str, Any], parameters: Mapping[st
 
 
 def _check_arguments(
-    caller: str, args: tuple, options: Mapping[str, Any], moments: Sequence[Moment], stores_weights: bool
+    caller: str, args: tuple, options: Arguments, moments: Sequence[Moment], stores_weights: bool
 ) -> None:
     """Refuse recipes where they are not recipes, or not of such an optimizer."""
     if any(isinstance(x, types.MappingProxyType) for x in args):
@@ -165,11 +166,11 @@ def _check_arguments(
 
 def settings(
     caller: str,
-    recipe: Any,
+    recipe: object,
     moments: Sequence[Moment],
     stores_weights: bool = True,
-    beside: Mapping[str, Any] = types.MappingProxyType({}),
-) -> Mapping[str, Any]:
+    beside: Arguments = types.MappingProxyType({}),
+) -> Arguments:
     """Return the arguments for which a recipe stands, of an optimizer that keeps such moments.
 
     `beside` are arguments that are given. Weights that are fed back go into the moment before it is stored,
@@ -196,7 +197,7 @@ def settings(
     return given
 
 
-def _formats(moment: Moment, moments: Sequence[Moment]) -> Mapping[str, Any]:
+def _formats(moment: Moment, moments: Sequence[Moment]) -> Mapping[str, str | Format]:
     """Return how a moment is stored under each recipe that has a format for it."""
     recipes = _recipes()
     if not moment.signed:
@@ -207,7 +208,7 @@ def _formats(moment: Moment, moments: Sequence[Moment]) -> Mapping[str, Any]:
     return {"amplified": _AMPLIFIED, "lasting": _LEAD}.get(moment.errors, _ALONE)
 
 
-def _recipes() -> dict[str, Mapping[str, Any]]:
+def _recipes() -> dict[str, Arguments]:
     return {name: x for name, x in globals().items() if isinstance(x, types.MappingProxyType)}
 
 

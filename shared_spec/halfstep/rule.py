@@ -7,17 +7,17 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 
     from halfstep.moments import Moments
-    from halfstep.numbers import Count, Number, Numbers
+    from halfstep.numbers import Count, Number, Numbers, Operand
     from halfstep.op import NumbersOp, Op
 else:
 
-    def dataclass_transform(**_: Any) -> Callable[[type], type]:
+    def dataclass_transform(**_: object) -> Callable[[type], type]:
         """Return the class as it is: only type checkers read this."""
         return lambda cls: cls
 
@@ -30,6 +30,8 @@ ERRORS = ("", "linear", "amplified", "lasting")
 _MISSING = dataclasses.MISSING
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of a class's name
 _KEY = "halfstep"
+Field: TypeAlias = Any
+"""Of the type of the field that it declares, as `dataclasses.field` is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +76,14 @@ class Moment:
 
 
 def number(
-    default: Any = _MISSING,
+    default: object = _MISSING,
     *,
     schedule: bool = False,
     check: hyperparameters.Check = hyperparameters.check_nonnegative,
     none: float | None = None,
     torch: str | None = "",
     owned: bool = True,
-) -> Any:
+) -> Field:
     """Declare a hyperparameter: float32, and a number of every step, `n.<field>` in `update`.
 
     Args:
@@ -107,11 +109,11 @@ def number(
 
 
 def decay_rate(
-    default: Any = _MISSING,
+    default: object = _MISSING,
     *,
     check: hyperparameters.Check = hyperparameters.check_decay_rate,
     torch: str | None = "",
-) -> Any:
+) -> Field:
     """Declare the decay rate of an average: a number in [0, 1), for `op.ema`.
 
     Args:
@@ -124,7 +126,7 @@ def decay_rate(
     return dataclasses.field(default=default, metadata={_KEY: declaration})
 
 
-def option(default: Any = _MISSING) -> Any:
+def option(default: object = _MISSING) -> Field:
     """Declare an option that `numbers` reads and `update` does not: all its values share one program."""
     return dataclasses.field(default=default, metadata={_KEY: None})
 
@@ -143,7 +145,7 @@ def moment(
     copies_weights: bool = False,
     of_any_size: bool = False,
     stored_first: bool = False,
-) -> Any:
+) -> Moment:
     """Declare an array that a rule keeps between steps; it starts as zeros.
 
     Its name is the attribute's: the name of its field in an Optax state, and of its random words. In
@@ -222,7 +224,7 @@ class Rule:
     ordered: ClassVar[tuple[tuple[str, str], ...]] = ()
     rounds_weights: ClassVar[bool] = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = _WORDS.sub("_", cls.__name__).lower()
@@ -230,7 +232,7 @@ class Rule:
 
     # Types of arguments are inherited: an editor knows them in every rule, which need not repeat them.
 
-    def numbers(self, h: "Numbers", t: "Count", op: "NumbersOp") -> Mapping[str, Any]:
+    def numbers(self, h: "Numbers", t: "Count", op: "NumbersOp") -> Mapping[str, "Operand"]:
         """Return numbers of a step that `update` reads beside the hyperparameters, or in place of some.
 
         Args:
@@ -240,7 +242,9 @@ class Rule:
         """
         return {}
 
-    def update(self, g: "Number", p: "Number", n: "Numbers", m: "Moments", op: "Op") -> Any:
+    def update(
+        self, g: "Number", p: "Number", n: "Numbers", m: "Moments", op: "Op"
+    ) -> Any:  # or of scope "all", a tuple
         """Return the update, and round every moment once on the way.
 
         Pure, in float32: operators and `op` round once and protect their own products. Of `self`, only

@@ -9,16 +9,19 @@ import linecache
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from halfstep.arrays import Array
+from halfstep.hyperparameters import Values
 from halfstep.moments import StepMoment
-from halfstep.numbers import Mask, Number, Origin
+from halfstep.numbers import Mask, Number, Operand, Origin
 from halfstep.op import Op
 from halfstep.rule import Rule, moments_of
 from halfstep.step import updated
 
+T = TypeVar("T")
 COUNT = 3
 """Steps taken, the one that is checked among them."""
 _SHAPE = (32, 64)
@@ -36,9 +39,9 @@ class Question(NamedTuple):
         moments: as the step before stored them, by name.
     """
 
-    g: Any
-    p: Any
-    moments: dict[str, Any]
+    g: Array
+    p: Array
+    moments: dict[str, Array]
 
     @classmethod
     def of(cls, rule: Rule, seed: int) -> "Question":
@@ -70,7 +73,7 @@ class Answer(NamedTuple):
         loose: results of operations whose rounding is the framework's: `apply`, `norm`, `matmul`, `power`.
     """
 
-    outputs: Any
+    outputs: tuple
     results: list
     places: list[str]
     loose: list
@@ -79,43 +82,43 @@ class Answer(NamedTuple):
 class Recorded(Op):
     """Operations that keep what they give: a base in front of a framework's own."""
 
-    def __init__(self, *arguments: Any, **options: Any):
+    def __init__(self, *arguments: Any, **options: Any):  # of the framework's own
         super().__init__(*arguments, **options)
         self.results, self.places, self.loose = [], [], []
 
-    def wrap(self, x: Any, made: Origin = Origin.ARRAY) -> Number:
+    def wrap(self, x: Array, made: Origin = Origin.ARRAY) -> Number:
         """Return a Number, and keep the array."""
         if (place := _line()) is not None:
             self.results.append(x)
             self.places.append(place)
         return super().wrap(x, made)
 
-    def apply(self, function: Callable[..., Any], *xs: Any) -> Any:
+    def apply(self, function: Callable[..., Array], *xs: Operand | Mask) -> Array:
         """Return what the framework gives."""
         return self._kept(super().apply(function, *xs))
 
-    def norm(self, x: Any, exact: bool = False) -> Number:
+    def norm(self, x: Operand, exact: bool = False) -> Number:
         """Return what the framework gives."""
         return self._kept(super().norm(x, exact))
 
-    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
+    def norm_in_range(self, x: Operand, exact: bool = False) -> tuple[Number, Number]:
         """Return what the framework gives."""
         return tuple(map(self._kept, super().norm_in_range(x, exact)))  # pyright: ignore[reportReturnType]
 
-    def matmul(self, x: Any, y: Any) -> Number:
+    def matmul(self, x: Operand, y: Operand) -> Number:
         """Return what the framework gives."""
         return self._kept(super().matmul(x, y))
 
-    def power(self, x: Any, y: Any) -> Number:
+    def power(self, x: Operand, y: Operand) -> Number:
         """Return what the framework gives."""
         return self._kept(super().power(x, y))
 
-    def _kept(self, x: Any) -> Any:
+    def _kept(self, x: T) -> T:
         self.loose.append(x)
         return x
 
 
-def answer(rule: Rule, question: Question, numbers: Any, op: Any) -> Answer:
+def answer(rule: Rule, question: Question, numbers: Values, op: Recorded) -> Answer:
     """Take the step of a rule with a `Recorded` op; its moments are float32."""
     moments = {name: StepMoment(name, x, op) for name, x in question.moments.items()}
     u = updated(rule, numbers, question.g, question.p, op, moments)
@@ -128,57 +131,57 @@ class NumpyOp(Recorded):
 
     framework = np
 
-    def __init__(self, rule: str, loose: Sequence[Any]):
+    def __init__(self, rule: str, loose: Sequence):
         super().__init__(rule)
         self._given = iter(loose)
 
-    def root(self, x: Any) -> Any:
+    def root(self, x: np.ndarray) -> np.ndarray:
         """Return the root of x."""
         return np.sqrt(x)
 
-    def quotient(self, x: Any, y: Any) -> Any:
+    def quotient(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return x / y."""
         return np.divide(x, y)
 
-    def as_scalar(self, x: Any) -> Any:
+    def as_scalar(self, x: object) -> np.float32 | None:
         """Return a number as float32."""
-        return np.float32(x) if np.ndim(x) == 0 and isinstance(x, (int, float, np.number)) else None
+        return np.float32(x) if isinstance(x, (int, float, np.number)) else None
 
-    def ema(self, average: Any, value: Any, rate: Any) -> Number:
+    def ema(self, average: Operand, value: Operand, rate: Operand) -> Number:
         """Return (rate average) + ((1 - rate) value)."""
         average, value, rate = (self.number(x).value for x in (average, value, rate))
         return self.wrap(rate * average + (np.float32(1) - rate) * value)
 
-    def apply(self, function: Callable[..., Any], *xs: Any) -> Any:
+    def apply(self, function: Callable[..., Array], *xs: Operand | Mask) -> Array:
         """Return the framework's result."""
         return self._next()
 
-    def norm(self, x: Any, exact: bool = False) -> Number:
+    def norm(self, x: Operand, exact: bool = False) -> Number:
         """Return the framework's result."""
         return self._next()
 
-    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
+    def norm_in_range(self, x: Operand, exact: bool = False) -> tuple[Number, Number]:
         """Return the framework's result."""
         return self._next(), self._next()
 
-    def matmul(self, x: Any, y: Any) -> Number:
+    def matmul(self, x: Operand, y: Operand) -> Number:
         """Return the framework's result."""
         return self._next()
 
-    def power(self, x: Any, y: Any) -> Number:
+    def power(self, x: Operand, y: Operand) -> Number:
         """Return the framework's result."""
         return self._next()
 
-    def _next(self) -> Any:
-        def here(x: Any) -> Any:
-            x = np.asarray(x.value)
+    def _next(self) -> Any:  # Numbers, masks, or tuples of such: what the framework had
+        def here(given: Number | Mask) -> Number | Mask:
+            x = np.asarray(given.value)
             return Mask(x, self) if x.dtype == bool else self.wrap(x)
 
         given = next(self._given)
         return tuple(map(here, given)) if isinstance(given, tuple) else here(given)
 
 
-def compared(rule: Rule, question: Question, numbers: Any, eager: Answer, compiled: Mapping[str, Answer]):
+def compared(rule: Rule, question: Question, numbers: Values, eager: Answer, compiled: Mapping[str, Answer]):
     """Compare a framework's answers with NumPy's, and the answers of compiled steps with the eager answer.
 
     `compiled` has, by how it was compiled, outputs alone, or the results of operations too. The error names
@@ -212,7 +215,7 @@ def _compare(rule: Rule, theirs: Answer, ours: Answer, normal: Mapping[tuple, np
             )
 
 
-def _flat(x: Any) -> list:
+def _flat(x: object) -> list:
     return [leaf for part in x for leaf in _flat(part)] if isinstance(x, tuple) else [x]
 
 

@@ -1,12 +1,14 @@
 """Seeds: a number in [0, 2^64), or two uint32 words. Contract: W2."""
 
 import operator
-from typing import Any
+from typing import Any, TypeAlias
 
+Seed: TypeAlias = Any
+"""An integer, or two words in a sequence or in an array of either framework."""
 TWO_WORDS = "two uint32 words (high, low)"
 
 
-def as_seed(caller: str, seed: Any) -> int:
+def as_seed(caller: str, seed: Seed) -> int:
     """Return `seed`, an integer or a sequence of two uint32 words (high, low), as an integer in [0, 2^64).
 
     Example:
@@ -26,7 +28,7 @@ def as_seed(caller: str, seed: Any) -> int:
     return value
 
 
-def _integer(caller: str, seed: Any, word: Any) -> int:
+def _integer(caller: str, seed: Seed, word: Seed) -> int:
     try:
         if isinstance(word, bool):
             raise TypeError

@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from halfstep.arrays import Array
+from halfstep.hyperparameters import Values
 from halfstep.moments import Moments, StepMoment
 from halfstep.numbers import Origin, met_a_number, refusal
 from halfstep.op import Op
 from halfstep.rule import Rule
 
 
-def updated(rule: Rule, numbers: Any, g: Any, p: Any, op: Op, moments: Mapping[str, StepMoment]) -> Any:
+def updated(
+    rule: Rule, numbers: Values, g: Array, p: Array, op: Op, moments: Mapping[str, StepMoment]
+) -> Array:
     """Return the update of an array by a rule; of scope "all", those of all arrays.
 
     `g` and `p` are float32, tuples where the scope is "all"; `p` is None where the rule reads none.
@@ -35,7 +39,7 @@ def updated(rule: Rule, numbers: Any, g: Any, p: Any, op: Op, moments: Mapping[s
     return op.returned(u, g.shape)
 
 
-def _wrapped(op: Op, x: Any) -> Any:
+def _wrapped(op: Op, x: Array) -> Any:  # a Number, a tuple of them, or None
     if isinstance(x, tuple):
         return tuple(_wrapped(op, part) for part in x)
     return None if x is None else op.wrap(x)

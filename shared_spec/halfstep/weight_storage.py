@@ -1,6 +1,6 @@
 """How weights are stored, by name: the argument `param_storage` of the aliases. Contract: section P."""
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from halfstep.did_you_mean import did_you_mean
 
@@ -21,7 +21,7 @@ _NOT_FED_BACK = {
 }
 
 
-def check_param_storage(caller: str, param_storage: Any) -> None:
+def check_param_storage(caller: str, param_storage: object) -> None:
     """Raise ValueError for what is no weight storage of any chain."""
     if param_storage == IN_CODES:
         raise ValueError(

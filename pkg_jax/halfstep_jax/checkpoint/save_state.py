@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from halfstep.checkpoint.header import Recipe, check_names, link_record, make_header, paired, read_recipes
+from halfstep.checkpoint.header_form import Header
 from halfstep.checkpoint.state_file import (
     DTYPES,
     FileArray,
@@ -105,9 +106,7 @@ def load_state(
     return read_state(caller, *read_state_file(caller, path), params, tx)
 
 
-def read_state(
-    caller: str, header: Mapping[str, Any], arrays: Mapping[str, FileArray], params, tx
-) -> tuple[Any, Any]:
+def read_state(caller: str, header: Header, arrays: Mapping[str, FileArray], params, tx) -> tuple[Any, Any]:
     """Return params and state of the header and the arrays of a state file: what `load_state` does."""
     state_slots, weights = slots_of(tx, params), _weights(caller, params)
     recipes = _recipes(weights, state_slots.entries, {}, {})

@@ -7,18 +7,20 @@ Weights with the same recipe share one.
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from halfstep.checkpoint.header_form import Header
 from halfstep.checkpoint.state_file import LAYOUT_VERSION
+from halfstep.hyperparameters import Scalar
 from halfstep.version import __version__
 
 SPEC_VERSION = 3
 """Of the contract: it changes whenever a published bit does."""
 
-Recipe = list[dict[str, Any]]
+Recipe = list[Header]
+"""Of a weight its links in order, each as `link_record` makes it."""
 
 _LOG = logging.getLogger("halfstep")
 _HINT = "Build the optimizer of the run that was saved."
@@ -35,11 +37,11 @@ def link_record(
     name: str,
     count: int | None,
     seed: Sequence[int] | None,
-    numbers: Mapping[str, Any],
+    numbers: Mapping[str, Scalar],
     options: Mapping[str, bool],
-    arrays: Mapping[str, Any],
+    arrays: Mapping[str, object],
     idle: bool = False,
-) -> dict[str, Any]:
+) -> Header:
     """Return a link as a recipe holds it.
 
     A hyperparameter that is no finite number, such as a schedule, becomes None. `arrays` has of every field
@@ -59,7 +61,7 @@ def link_record(
     }
 
 
-def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[str, Any]) -> dict[str, Any]:
+def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[str, object]) -> Header:
     """Return the header of a state file.
 
     `recipes` are by the name of the weight, `formats` those of arrays whose dtype does not say how they are
@@ -80,7 +82,7 @@ def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[st
     }
 
 
-def read_recipes(caller: str, header: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+def read_recipes(caller: str, header: Header, recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """Return the recipe of every weight, if these are the weights and recipes of this run."""
     check_spec_version(caller, "file", header["spec_version"])
     check_names(caller, "weight", header["leaves"], recipes)
@@ -106,7 +108,7 @@ def _say_other_decay(caller: str, saved: Mapping[str, Recipe], recipes: Mapping[
                 return
 
 
-def check_spec_version(caller: str, what: str, version: Any) -> None:
+def check_spec_version(caller: str, what: str, version: object) -> None:
     """Raise ValueError for what was written under another version of the contract."""
     if version != SPEC_VERSION:
         raise ValueError(
@@ -135,7 +137,7 @@ def paired(saved: Recipe, recipe: Recipe) -> Recipe:
     return links
 
 
-def check_names(caller: str, what: str, saved: Any, names: Any) -> None:
+def check_names(caller: str, what: str, saved: Iterable[str], names: Iterable[str]) -> None:
     """Raise ValueError unless the file has what this run has."""
     missing, unknown = sorted(set(names) - set(saved)), sorted(set(saved) - set(names))
     if missing or unknown:
@@ -191,7 +193,7 @@ def _compare_values(caller: str, leaf: str, saved_link: dict, link: dict, what: 
             )
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     if not isinstance(value, dict):
         return repr(value)
     label = value["format"]

@@ -3,14 +3,18 @@
 A digest tells that a file is as it was written, not that halfstep wrote it.
 """
 
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Header: TypeAlias = dict[str, Any]
+"""What JSON has of a file: texts, numbers and lists by name, before and after `check_header`."""
 
 
-def _is_count(x: Any) -> bool:
+def _is_count(x: object) -> bool:
     return type(x) is int and 0 <= x < 2**31
 
 
-def _is_seed(x: Any) -> bool:
+def _is_seed(x: object) -> bool:
     return isinstance(x, list) and len(x) == 2 and all(type(word) is int and 0 <= word < 2**32 for word in x)
 
 
@@ -34,7 +38,7 @@ _HEADER = {
 _ENTRY = {"dtype": str, "shape": [int], "data_offsets": [int]}
 
 
-def check_entry(caller: str, path: Any, name: str, entry: Any) -> None:
+def check_entry(caller: str, path: Path, name: str, entry: Header) -> None:
     """Raise ValueError unless safetensors' entry of an array has a dtype, a shape and two offsets."""
     misfit = _misfit(entry, _ENTRY, f"the entry of {name!r}")
     if misfit is None and len(entry["data_offsets"]) != 2:
@@ -42,7 +46,7 @@ def check_entry(caller: str, path: Any, name: str, entry: Any) -> None:
     _refuse(caller, path, misfit)
 
 
-def check_header(caller: str, path: Any, header: Any) -> None:
+def check_header(caller: str, path: Path, header: Header) -> None:
     """Raise ValueError unless a header has all its parts, each of its kind."""
     misfit = _misfit(header, _HEADER, "the header")
     if misfit is None:
@@ -52,12 +56,12 @@ def check_header(caller: str, path: Any, header: Any) -> None:
     _refuse(caller, path, misfit)
 
 
-def _refuse(caller: str, path: Any, misfit: str | None) -> None:
+def _refuse(caller: str, path: Path, misfit: str | None) -> None:
     if misfit is not None:
         raise ValueError(f"{caller}: {path} has not what save_state writes at: {misfit}. Load another copy.")
 
 
-def _misfit(value: Any, form: Any, where: str) -> str | None:
+def _misfit(value: Any, form: Any, where: str) -> str | None:  # of JSON, whatever a file has
     """Return where a value is first of another form; None if it is nowhere.
 
     A form is one of these:

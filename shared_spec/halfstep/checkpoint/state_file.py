@@ -14,11 +14,11 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from halfstep.checkpoint.header_form import check_entry, check_header
+from halfstep.checkpoint.header_form import Header, check_entry, check_header
 
 LAYOUT_VERSION = 1
 """Of the layout; a reader refuses a later layout."""
@@ -86,9 +86,7 @@ def bytes_of(caller: str, name: str, array: FileArray, dtype: str, shape: Sequen
     return np.array(array.data)
 
 
-def write_state_file(
-    path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, FileArray]
-) -> None:
+def write_state_file(path: str | os.PathLike[str], header: Header, arrays: Mapping[str, FileArray]) -> None:
     """Write a state file: under another name first, so that a file that was there stays whole until then.
 
     `layout_version` is added to the header, which becomes JSON.
@@ -105,7 +103,7 @@ def write_state_file(
         file.write(digest.hexdigest().encode())
 
 
-def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, FileArray]]:
+def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[Header, dict[str, FileArray]]:
     """Return the header and the arrays of a state file, which stay in the file until they are read."""
     path = pathlib.Path(path)
     with path.open("rb") as file:
@@ -130,7 +128,7 @@ def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[dict[str
     return header, {name: _array(caller, path, name, entry, data) for name, entry in entries.items()}
 
 
-def _parsed(caller: str, path: pathlib.Path, text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parsed(caller: str, path: pathlib.Path, text: bytes) -> tuple[dict[str, Header], Header]:
     """Return the entries of the arrays, and our header, of which the version alone is known to be there."""
     try:
         entries = json.loads(text)
@@ -155,7 +153,7 @@ def _check_digest(caller: str, path: pathlib.Path, saved_digest: bytes, content:
         )
 
 
-def _array(caller: str, path: pathlib.Path, name: str, entry: dict[str, Any], data: np.ndarray) -> FileArray:
+def _array(caller: str, path: pathlib.Path, name: str, entry: Header, data: np.ndarray) -> FileArray:
     check_entry(caller, path, name, entry)
     start, end = entry["data_offsets"]
     due = math.prod(entry["shape"]) * SIZES.get(entry["dtype"], 1)
@@ -166,9 +164,9 @@ def _array(caller: str, path: pathlib.Path, name: str, entry: dict[str, Any], da
     return FileArray(entry["dtype"], tuple(entry["shape"]), data[start:end])
 
 
-def _header_text(header: Mapping[str, Any], arrays: Mapping[str, FileArray]) -> bytes:
+def _header_text(header: Header, arrays: Mapping[str, FileArray]) -> bytes:
     header_text = _json({**header, "layout_version": LAYOUT_VERSION}, sort_keys=True)
-    entries: dict[str, Any] = {"__metadata__": {"sha256": _ZEROS.decode(), "halfstep": header_text}}
+    entries: dict[str, Header] = {"__metadata__": {"sha256": _ZEROS.decode(), "halfstep": header_text}}
     end = 0
     for name, array in arrays.items():
         start, end = end, end + array.data.size
@@ -177,12 +175,12 @@ def _header_text(header: Mapping[str, Any], arrays: Mapping[str, FileArray]) -> 
     return text + b" " * (-len(text) % 8)
 
 
-def _json(data: Any, sort_keys: bool) -> str:
+def _json(data: Header, sort_keys: bool) -> str:
     return json.dumps(data, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=True)
 
 
 @contextlib.contextmanager
-def _replacing(path: pathlib.Path) -> Iterator[Any]:
+def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path`, and its mode, once all of it is on the disk.
 
     Others may write to `path`, too: the name of the part is random, and no link is followed.

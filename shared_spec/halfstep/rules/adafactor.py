@@ -2,18 +2,19 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
-from halfstep.hyperparameters import check_bound
+from halfstep.hyperparameters import Scalar, check_bound
 from halfstep.numbers import Number
 from halfstep.op import NumbersOp
 from halfstep.rule import Rule, moment, number, option
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 Shape = tuple[int, ...]
 
 
-def check_power(caller: str, name: str, value: Any, number: float) -> None:
+def check_power(caller: str, name: str, value: Scalar, number: float) -> None:
     """Refuse a power of the count outside [0, 1]."""
     if not 0 <= number <= 1:
         raise ValueError(
@@ -22,7 +23,7 @@ def check_power(caller: str, name: str, value: Any, number: float) -> None:
         )
 
 
-def check_threshold(caller: str, name: str, value: Any, number: float) -> None:
+def check_threshold(caller: str, name: str, value: Scalar, number: float) -> None:
     """Refuse a threshold that is not positive; infinity bounds nothing."""
     check_bound(caller, name, value, number, hint="Use a number such as 1.0, or leave the link out.")
     if number == 0:
@@ -73,14 +74,14 @@ class ScaleByFactoredRms(Rule):
     scope = "parameter"
 
     factored: bool = True
-    decay_rate: Any = number(0.8, check=check_power)
+    decay_rate: Scalar = number(0.8, check=check_power)
     step_offset: int = option(0)
     min_dim_size_to_factor: int = 128
-    epsilon: Any = number(1e-30)
-    floor: Any = number(0.0)
-    nu_dtype: Any = None
+    epsilon: Scalar = number(1e-30)
+    floor: Scalar = number(0.0)
+    nu_dtype: DType = None
     nu_rounding: Rounding = "stochastic"
-    seed: Any = 0
+    seed: Seed = 0
     nu = moment(signed=False, shape="whole_shape", torch="variance")
     nu_row = moment(signed=False, shape="row_shape", torch="row_var", always="float32")
     nu_col = moment(signed=False, shape="col_shape", torch="col_var", always="float32")
@@ -153,7 +154,7 @@ class ClipByBlockRms(Rule):
     scope = "parameter"
     needs = "update"
 
-    threshold: Any = number(check=check_threshold)
+    threshold: Scalar = number(check=check_threshold)
 
     def numbers(self, h, t, op):
         """Return the inverse of the threshold."""
@@ -184,7 +185,7 @@ class ScaleByParamBlockRms(Rule):
     scope = "parameter"
     reads_params = "the link measures the params"
 
-    min_scale: Any = number(1e-3)
+    min_scale: Scalar = number(1e-3)
 
     def update(self, g, p, n, m, op):
         """Return the scaled update."""

@@ -1,14 +1,16 @@
 """Adam (contract A5, A7, A12)."""
 
 from dataclasses import KW_ONLY
-from typing import Any
 
 import numpy as np
 
+from halfstep.hyperparameters import Scalar
 from halfstep.moments import Moments
 from halfstep.numbers import Number, Numbers
 from halfstep.op import Op
 from halfstep.rule import Rule, decay_rate, moment, number, option
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.fourth_roots import FOURTH_ROOT
 from halfstep.storage.moment_formats import Rounding
 
@@ -77,18 +79,18 @@ class ScaleByAdam(Rule):
         rounding are ours (contract A5, F).
     """
 
-    b1: Any = decay_rate(0.9, torch="betas[0]")
-    b2: Any = decay_rate(0.999, torch="betas[1]")
-    eps: Any = number(1e-8)
-    eps_root: Any = number(0.0)
-    mu_dtype: Any = None
+    b1: Scalar = decay_rate(0.9, torch="betas[0]")
+    b2: Scalar = decay_rate(0.999, torch="betas[1]")
+    eps: Scalar = number(1e-8)
+    eps_root: Scalar = number(0.0)
+    mu_dtype: DType = None
     _: KW_ONLY
-    nu_dtype: Any = None
+    nu_dtype: DType = None
     mu_rounding: Rounding = "auto"
     nu_rounding: Rounding = "stochastic"
     nesterov: bool = False
     bias_correction: bool = option(True)
-    seed: Any = 0
+    seed: Seed = 0
     mu = moment(rate="b1", unit="nu", torch="exp_avg", errors="linear")
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq")
 

@@ -1,11 +1,12 @@
 """AdamW that rounds its weights itself, and feeds what rounding leaves out into mu (contract A21, P9)."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
+from halfstep.hyperparameters import Arguments, Scalar
 from halfstep.rule import Rule, decay_rate, moment, number
 from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, emitted, largest_rate
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 _THIRD = 1 / 3
@@ -39,19 +40,19 @@ class AdamWFedBack(Rule):
     reads_params = "the link rounds params + update"
     rounds_weights = True
 
-    learning_rate: Any = number(schedule=True, torch="lr")
-    b1: Any = decay_rate(0.9, check=check_kept, torch="betas[0]")
-    b2: Any = decay_rate(0.999, torch="betas[1]")
-    eps: Any = number(1e-8)
-    eps_root: Any = number(0.0)
-    weight_decay: Any = number(0.0, schedule=True)
-    peak_lr: Any = number(None, none=0.0, torch="peak_lr", owned=False)
-    mu_dtype: Any = None
-    nu_dtype: Any = None
+    learning_rate: Scalar = number(schedule=True, torch="lr")
+    b1: Scalar = decay_rate(0.9, check=check_kept, torch="betas[0]")
+    b2: Scalar = decay_rate(0.999, torch="betas[1]")
+    eps: Scalar = number(1e-8)
+    eps_root: Scalar = number(0.0)
+    weight_decay: Scalar = number(0.0, schedule=True)
+    peak_lr: Scalar = number(None, none=0.0, torch="peak_lr", owned=False)
+    mu_dtype: DType = None
+    nu_dtype: DType = None
     mu_rounding: Rounding = "auto"
     nu_rounding: Rounding = "stochastic"
     nesterov: bool = False
-    seed: Any = 0
+    seed: Seed = 0
     mu = moment(rate="b1", unit="nu", torch="exp_avg")
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq", stored_first=True)
 
@@ -88,12 +89,10 @@ class AdamFedBack(AdamWFedBack):
     """The same without a decay of its own, behind L2 decay: what a param group says of decay is for that."""
 
     name = AdamWFedBack.name
-    weight_decay: Any = number(0.0, torch=None)
+    weight_decay: Scalar = number(0.0, torch=None)
 
 
-def fed_back(
-    caller: str, arguments: Mapping[str, Any], kind: type[AdamWFedBack] = AdamWFedBack
-) -> AdamWFedBack:
+def fed_back(caller: str, arguments: Arguments, kind: type[AdamWFedBack] = AdamWFedBack) -> AdamWFedBack:
     """Return the rule of an alias of Adam or AdamW, from the arguments of the alias.
 
     Raises:

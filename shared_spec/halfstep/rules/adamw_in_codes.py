@@ -1,12 +1,13 @@
 """AdamW whose weights are kept in codes of 8 bits, and nowhere else (contract A20, P8)."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
+from halfstep.hyperparameters import Arguments, Scalar
 from halfstep.rule import Rule, decay_rate, moment, number
 from halfstep.rules.fed_back import check_kept
 from halfstep.rules.trust_ratio import without_feedback
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import INT8, Rounding
 
 _TINY = 2.0**-100  # in place of a decay rate of 0, which carries nothing on
@@ -37,19 +38,19 @@ class AdamWInCodes(Rule):
     name = "adamw_in_codes"
     reads_params = "the link steps the params and stores them in 8 bits"
 
-    learning_rate: Any = number(schedule=True, torch="lr")
-    b1: Any = decay_rate(0.9, check=check_kept, torch="betas[0]")
-    b2: Any = decay_rate(0.999, torch="betas[1]")
-    eps: Any = number(1e-8)
-    eps_root: Any = number(0.0)
-    weight_decay: Any = number(0.0, schedule=True)
-    mu_dtype: Any = None
-    nu_dtype: Any = None
-    param_dtype: Any = INT8
+    learning_rate: Scalar = number(schedule=True, torch="lr")
+    b1: Scalar = decay_rate(0.9, check=check_kept, torch="betas[0]")
+    b2: Scalar = decay_rate(0.999, torch="betas[1]")
+    eps: Scalar = number(1e-8)
+    eps_root: Scalar = number(0.0)
+    weight_decay: Scalar = number(0.0, schedule=True)
+    mu_dtype: DType = None
+    nu_dtype: DType = None
+    param_dtype: DType = INT8
     mu_rounding: Rounding = "auto"
     nu_rounding: Rounding = "stochastic"
     param_rounding: Rounding = "stochastic"
-    seed: Any = 0
+    seed: Seed = 0
     mu = moment(rate="b1", unit="nu", torch="lr_exp_avg", of_any_size=True)
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq")
     param = moment(copies_weights=True)
@@ -85,7 +86,7 @@ class AdamWInCodes(Rule):
         return op.where(q == w, -down, op.where(q == p, -0.0, q - p))
 
 
-def in_codes(caller: str, arguments: Mapping[str, Any]) -> AdamWInCodes:
+def in_codes(caller: str, arguments: Arguments) -> AdamWInCodes:
     """Return the rule of an alias of AdamW, from the arguments of the alias.
 
     Raises:

@@ -1,8 +1,9 @@
 """Adan (contract A11)."""
 
-from typing import Any
-
+from halfstep.hyperparameters import Scalar
 from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 
@@ -41,17 +42,17 @@ class ScaleByAdan(Rule):
         1 - b2 for b2 before the difference. Storage and rounding are ours (contract A11, F).
     """
 
-    b1: Any = decay_rate(0.98, torch="betas[0]")
-    b2: Any = decay_rate(0.92, torch="betas[1]")
-    b3: Any = decay_rate(0.99, torch="betas[2]")
-    eps: Any = number(1e-8)
-    mu_dtype: Any = None
-    diff_dtype: Any = None
-    nu_dtype: Any = None
-    grad_dtype: Any = None
+    b1: Scalar = decay_rate(0.98, torch="betas[0]")
+    b2: Scalar = decay_rate(0.92, torch="betas[1]")
+    b3: Scalar = decay_rate(0.99, torch="betas[2]")
+    eps: Scalar = number(1e-8)
+    mu_dtype: DType = None
+    diff_dtype: DType = None
+    nu_dtype: DType = None
+    grad_dtype: DType = None
     mu_rounding: Rounding = "auto"
     nu_rounding: Rounding = "stochastic"
-    seed: Any = 0
+    seed: Seed = 0
     mu = moment(rate="b1", torch="exp_avg")
     diff = moment(rate="b2", rounding="mu_rounding", torch="exp_avg_diff")
     nu = moment(rate="b3", signed=False, torch="exp_avg_sq")

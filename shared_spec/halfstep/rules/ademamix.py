@@ -1,8 +1,9 @@
 """AdEMAMix (contract A15)."""
 
-from typing import Any
-
+from halfstep.hyperparameters import Scalar
 from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 
@@ -44,19 +45,19 @@ class ScaleByAdemamix(Rule):
         arXiv:2409.03137, algorithm 1. Storage and rounding are ours (contract A15, F).
     """
 
-    b1: Any = decay_rate(0.9, torch="betas[0]")
-    b2: Any = decay_rate(0.999, torch="betas[1]")
-    b3: Any = decay_rate(0.9999, torch="betas[2]")
-    alpha: Any = number(5.0, schedule=True)
-    eps: Any = number(1e-8)
-    eps_root: Any = number(0.0)
-    mu_dtype: Any = None
-    slow_dtype: Any = None
-    nu_dtype: Any = None
+    b1: Scalar = decay_rate(0.9, torch="betas[0]")
+    b2: Scalar = decay_rate(0.999, torch="betas[1]")
+    b3: Scalar = decay_rate(0.9999, torch="betas[2]")
+    alpha: Scalar = number(5.0, schedule=True)
+    eps: Scalar = number(1e-8)
+    eps_root: Scalar = number(0.0)
+    mu_dtype: DType = None
+    slow_dtype: DType = None
+    nu_dtype: DType = None
     mu_rounding: Rounding = "auto"
     slow_rounding: Rounding = "auto"
     nu_rounding: Rounding = "stochastic"
-    seed: Any = 0
+    seed: Seed = 0
     mu = moment(rate="b1", torch="exp_avg")
     slow = moment(rate="b3", torch="exp_avg_slow")
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq")

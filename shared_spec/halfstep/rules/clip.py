@@ -1,9 +1,8 @@
 """Clipping by the norm of all updates (contract N3)."""
 
 from dataclasses import KW_ONLY
-from typing import Any
 
-from halfstep.hyperparameters import check_bound
+from halfstep.hyperparameters import Scalar, check_bound
 from halfstep.rule import Rule, number
 
 
@@ -49,6 +48,6 @@ class ClipByGlobalNorm(Rule):
         algorithm 1; the name and argument are Optax's.
     """
 
-    max_norm: Any = number(torch=None, check=check_bound)  # torch's entry `max_norm` is LAMB's
+    max_norm: Scalar = number(torch=None, check=check_bound)  # torch's entry `max_norm` is LAMB's
     _: KW_ONLY
     exact: bool = False

@@ -1,9 +1,8 @@
 """What rules share that round weights themselves and feed what this leaves out into a moment (P9)."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from halfstep.hyperparameters import check_decay_rate
+from halfstep.hyperparameters import Arguments, Scalar, check_decay_rate
+from halfstep.numbers import Number, Numbers
+from halfstep.op import NumbersOp, Op
 
 TINY = 2.0**-100  # in place of a rate of 0, which divides nothing
 MOST = 4
@@ -11,18 +10,18 @@ MOST = 4
 _OF_PEAK = 0.125
 
 
-def largest_rate(h: Any, op: Any) -> Any:
+def largest_rate(h: Numbers, op: NumbersOp) -> Number:
     """Return the learning rate, or an eighth of the largest of the run: what divides errors."""
     return op.maximum(op.maximum(h.learning_rate, h.peak_lr * _OF_PEAK), TINY)
 
 
-def emitted(p: Any, down: Any, w: Any, q: Any, op: Any) -> Any:
+def emitted(p: Number, down: Number, w: Number, q: Number, op: Op) -> Number:
     """Return q - p; -down where nothing is left out of w = p - down; -0.0 where q is p."""
     # Where q is p, p - q is 0.0; p + 0.0, because of -0.0 less 0.0 it would be -0.0. Triton's -x is 0 - x.
     return op.where(q == w, down, (p + 0.0) - q) * -1.0
 
 
-def check_kept(caller: str, name: str, value: Any, number: float) -> None:
+def check_kept(caller: str, name: str, value: Scalar, number: float) -> None:
     """Refuse a decay rate of 0 beside what `check_decay_rate` refuses: errors are divided by it."""
     check_decay_rate(caller, name, value, number)
     if number == 0:
@@ -32,7 +31,7 @@ def check_kept(caller: str, name: str, value: Any, number: float) -> None:
         )
 
 
-def check_fed_back(caller: str, arguments: Mapping[str, Any], rounding: str) -> None:
+def check_fed_back(caller: str, arguments: Arguments, rounding: str) -> None:
     """Refuse the rounding "feedback" of a moment: its update needs what is stored, and that comes later.
 
     Args:

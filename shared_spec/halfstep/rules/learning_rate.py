@@ -1,9 +1,8 @@
 """The learning rate (contract D2)."""
 
 import functools
-from typing import Any
 
-from halfstep.hyperparameters import check_nonnegative
+from halfstep.hyperparameters import Scalar, check_nonnegative
 from halfstep.rule import Rule, number, option
 
 
@@ -38,7 +37,7 @@ class ScaleByLearningRate(Rule):
     Source: as `optax.scale_by_learning_rate` (contract D2).
     """
 
-    learning_rate: Any = number(
+    learning_rate: Scalar = number(
         schedule=True,
         torch="lr",
         check=functools.partial(check_nonnegative, hint="Use a number >= 0, or flip_sign=False to ascend."),

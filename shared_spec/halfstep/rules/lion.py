@@ -1,9 +1,11 @@
 """Lion (contract A9)."""
 
 from dataclasses import KW_ONLY
-from typing import Any
 
+from halfstep.hyperparameters import Scalar
 from halfstep.rule import Rule, decay_rate, moment
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 
@@ -31,12 +33,12 @@ class ScaleByLion(Rule):
         Storage and rounding are ours (contract A9, F).
     """
 
-    b1: Any = decay_rate(0.9, torch="betas[0]")
-    b2: Any = decay_rate(0.99, torch="betas[1]")
-    mu_dtype: Any = None
+    b1: Scalar = decay_rate(0.9, torch="betas[0]")
+    b2: Scalar = decay_rate(0.99, torch="betas[1]")
+    mu_dtype: DType = None
     _: KW_ONLY
     mu_rounding: Rounding = "auto"
-    seed: Any = 0
+    seed: Seed = 0
     mu = moment(rate="b2", torch="exp_avg")
 
     def update(self, g, p, n, m, op):

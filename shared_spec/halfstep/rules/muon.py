@@ -6,13 +6,21 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
+from halfstep.arrays import Array
+from halfstep.hyperparameters import Scalar
+from halfstep.numbers import Number
+from halfstep.op import Op
 from halfstep.rule import Rule, decay_rate, moment
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
+Axes = int | tuple[int, ...] | None
+"""One axis, several, or those that an array of two axes has."""
 NS_COEFFS = (3.4445, -4.7750, 2.0315)
 """Jordan's: one step takes a singular value x to about 3.4 x near 0, and keeps it within 0.7 to 1.2 later."""
 _POLAR_EXPRESS = (
@@ -49,12 +57,12 @@ class MuonMomentum(Rule):
 
     name = "scale_by_muon"
 
-    beta: Any = decay_rate(0.95, torch="momentum")
-    mu_dtype: Any = None
+    beta: Scalar = decay_rate(0.95, torch="momentum")
+    mu_dtype: DType = None
     nesterov: bool = True
     bias_correction: bool = False
     mu_rounding: Rounding = "auto"
-    seed: Any = 0
+    seed: Seed = 0
     mu = _MOMENTUM
 
     def numbers(self, h, t, op):
@@ -79,8 +87,8 @@ class OfMatrices(Rule):
 
     scope = "parameter"
 
-    reduction_axis: Any
-    output_axis: Any
+    reduction_axis: Axes
+    output_axis: Axes
 
     @property
     def trial_shape(self) -> tuple[int, ...]:
@@ -106,7 +114,7 @@ class Orthogonalize(OfMatrices):
     ns_dtype: str = "float32"
     scale: str | None = "original"
 
-    def factor(self, x: Any, matrices: "Matrices") -> Any:
+    def factor(self, x: Array, matrices: "Matrices") -> Array:
         """Return the Newton-Schulz factor of every matrix of an array, in its shape."""
         raise NotImplementedError
 
@@ -125,7 +133,7 @@ class NormalizeRows(OfMatrices):
     name = "normalize_rows"
 
     scale: str | None = "original"
-    beta2: Any = decay_rate(0.95)
+    beta2: Scalar = decay_rate(0.95)
     eps: float = 1e-10
     nu_row = moment(
         signed=False, rate="beta2", shape="row_shape", torch="second_momentum_buffer", always="float32"
@@ -210,22 +218,22 @@ class ScaleByMuon(Rule):
         Z. Li et al., "NorMuon", arXiv:2510.05491. Storage is ours (contract A13, A14, A22, F20).
     """
 
-    ns_coeffs: Any = NS_COEFFS
+    ns_coeffs: str | Sequence = NS_COEFFS
     ns_steps: int = 5
-    beta: Any = decay_rate(0.95, torch="momentum")
+    beta: Scalar = decay_rate(0.95, torch="momentum")
     eps: float = 1e-7
-    mu_dtype: Any = None
+    mu_dtype: DType = None
     _: KW_ONLY
     nesterov: bool = True
     bias_correction: bool = False
-    output_axis: Any = None
-    reduction_axis: Any = None
+    output_axis: Axes = None
+    reduction_axis: Axes = None
     scale: str | None = "original"
     normalize: str | None = None
-    beta2: Any = 0.95
+    beta2: Scalar = 0.95
     ns_dtype: str = "float32"
     mu_rounding: Rounding = "auto"
-    seed: Any = 0
+    seed: Seed = 0
     mu = _MOMENTUM
 
     @property
@@ -267,8 +275,8 @@ class MatrixAxes(NamedTuple):
         MatrixAxes(reduction_axis=(0, 1, 2), output_axis=3)
     """
 
-    reduction_axis: int | tuple[int, ...]
-    output_axis: int | tuple[int, ...]
+    reduction_axis: Axes
+    output_axis: Axes
 
 
 class Matrices(NamedTuple):
@@ -291,12 +299,12 @@ class Matrices(NamedTuple):
     stack: tuple[int, int, int]
 
 
-def axes_of(axis: Any) -> tuple[int, ...]:
+def axes_of(axis: Axes) -> tuple[int, ...]:
     """Return one axis or several as a tuple; of None nothing."""
     return () if axis is None else tuple(axis) if isinstance(axis, Sequence) else (operator.index(axis),)
 
 
-def matrices_of(caller: str, shape: Sequence[int], reduction_axis: Any, output_axis: Any) -> Matrices:
+def matrices_of(caller: str, shape: Sequence[int], reduction_axis: Axes, output_axis: Axes) -> Matrices:
     """Return the matrices of an array of a shape; of two axes, the input's is not the output's axis.
 
     Raises:
@@ -357,13 +365,13 @@ def shape_scale(scale: str | None, matrices: Matrices) -> np.float32:
     return np.float32(0.2 * math.sqrt(max(inputs, outputs)))
 
 
-def _mean(x: Any, axes: tuple[int, ...], op: Any) -> Any:
+def _mean(x: Number, axes: tuple[int, ...], op: Op) -> Number:
     """Return the mean along some axes, one after the other from the first on."""
     return functools.reduce(op.mean, sorted(axes), x)
 
 
 @functools.cache
-def _row_shape(reduction_axis: Any, output_axis: Any) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+def _row_shape(reduction_axis: Axes, output_axis: Axes) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
     def shape_of(shape: tuple[int, ...]) -> tuple[int, ...]:
         inputs = matrices_of(NormalizeRows.name, shape, reduction_axis, output_axis).inputs
         return tuple(1 if axis in inputs else size for axis, size in enumerate(shape))
@@ -378,7 +386,9 @@ def coefficients_of(ns_coeffs: tuple, ns_steps: int) -> tuple[tuple[float, float
     return (tuple(map(float, ns_coeffs)),) * ns_steps  # pyright: ignore
 
 
-def check_factor(caller: str, ns_coeffs: Any, ns_steps: Any, eps: Any, ns_dtype: Any, scale: Any) -> tuple:
+def check_factor(
+    caller: str, ns_coeffs: str | Sequence, ns_steps: Scalar, eps: object, ns_dtype: object, scale: object
+) -> tuple:
     """Return the coefficients as a tuple; refuse options of the factor that have no meaning.
 
     Raises:
@@ -419,7 +429,7 @@ def check_factor(caller: str, ns_coeffs: Any, ns_steps: Any, eps: Any, ns_dtype:
     return coefficients
 
 
-def _checked_coefficients(caller: str, ns_coeffs: Any) -> tuple:
+def _checked_coefficients(caller: str, ns_coeffs: Sequence) -> tuple:
     try:
         rows = np.asarray(ns_coeffs, np.float64)
     except (TypeError, ValueError):

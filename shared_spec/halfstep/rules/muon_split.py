@@ -7,10 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from halfstep.arrays import Array
 from halfstep.rules.muon import MatrixAxes, matrices_of
 from halfstep.text_table import text_table
 
-MatrixChoice = Callable[[str, Any], Any] | Mapping[str, Any] | None
+Named = Sequence[tuple[str, Array]]
+"""Leaf names ("layers/0/kernel"), each with its array."""
+MatrixChoice = Callable[[str, Array], object] | Mapping[str, object] | None
 """From a name and the array, or by a pattern of names: True, False, `MatrixAxes`, or None: as by default."""
 
 _LOG = logging.getLogger("halfstep")
@@ -44,7 +47,11 @@ class Choice(NamedTuple):
 
 
 def split(
-    caller: str, named: Sequence[tuple[str, Any]], choose: MatrixChoice, output_axis: int, tied: Sequence = ()
+    caller: str,
+    named: Named,
+    choose: MatrixChoice,
+    output_axis: int,
+    tied: Sequence = (),
 ) -> list[Choice]:
     """Return what steps every parameter.
 
@@ -106,7 +113,7 @@ def _check_patterns(caller: str, names: Sequence[str], choose: MatrixChoice) -> 
             )
 
 
-def _stacks(named: Sequence[tuple[str, Any]]) -> dict[str, str]:
+def _stacks(named: Named) -> dict[str, str]:
     """Return the parameters of layers that are stacked, as scans keep them, and of each what shows it.
 
     That is a vector, by its name, with two axes, if all parameters beside and below it count layers first.
@@ -134,10 +141,10 @@ def _vector_by_name(name: str) -> str:
 
 
 def _choice(
-    caller: str, name: str, x: Any, choose: MatrixChoice, output_axis: int, tied: bool, stack: str | None
+    caller: str, name: str, x: Array, choose: MatrixChoice, output_axis: int, tied: bool, stack: str | None
 ) -> Choice:
     shape: tuple[int, ...] = tuple(x.shape)
-    answer: Any = None
+    answer: Any = None  # of the user's
     if callable(choose):
         answer = choose(name, x)
     elif choose is not None:

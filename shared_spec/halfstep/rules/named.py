@@ -7,8 +7,8 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
+from halfstep.hyperparameters import Arguments
 from halfstep.rule import Moment, Rule, declared
 from halfstep.rules.adam import ScaleByAdam
 from halfstep.rules.adamw_fed_back import AdamFedBack, fed_back
@@ -41,11 +41,11 @@ class Part:
 
     rule: type[Rule]
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fixed: Arguments = dataclasses.field(default_factory=dict)
     needs: str = ""
     before_norms: bool = False
 
-    def fields(self, names: Iterable[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def fields(self, names: Iterable[str], arguments: Arguments) -> Arguments:
         """Return the values of those of some fields that are given by the arguments of an optimizer."""
         sources = {field: self.renamed.get(field, field) for field in names}
         given = {field: arguments[name] for field, name in sources.items() if name in arguments}
@@ -81,7 +81,7 @@ class Named:
     alias: str
     parts: tuple[Part, ...]
     choices: tuple[str, ...] = ()
-    whole: Mapping[str, Callable[[str, Mapping[str, Any]], Rule]] = dataclasses.field(default_factory=dict)
+    whole: Mapping[str, Callable[[str, Arguments], Rule]] = dataclasses.field(default_factory=dict)
 
     @property
     def front(self) -> "Named":

@@ -1,8 +1,9 @@
 """The second moment alone (contract A16)."""
 
-from typing import Any
-
+from halfstep.hyperparameters import Scalar
 from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 
@@ -35,13 +36,13 @@ class ScaleByRms(Rule):
         (contract A16, F).
     """
 
-    decay: Any = decay_rate(0.9, torch="alpha")
-    eps: Any = number(1e-8)
+    decay: Scalar = decay_rate(0.9, torch="alpha")
+    eps: Scalar = number(1e-8)
     eps_in_sqrt: bool = True
     bias_correction: bool = False
-    nu_dtype: Any = None
+    nu_dtype: DType = None
     nu_rounding: Rounding = "stochastic"
-    seed: Any = 0
+    seed: Seed = 0
     nu = moment(rate="decay", signed=False, torch="exp_avg_sq")
 
     def numbers(self, h, t, op):

@@ -1,9 +1,9 @@
 """Schedule-free averaging behind any update (contract A17)."""
 
-from typing import Any
-
-from halfstep.hyperparameters import check_count
+from halfstep.hyperparameters import Scalar, check_count
 from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 
@@ -47,11 +47,11 @@ class ScaleByScheduleFree(Rule):
         ours (contract A17, F).
     """
 
-    b1: Any = decay_rate(0.9, torch="momentum")
-    warmup_steps: Any = number(0, check=check_count, none=0.0)
-    lead_dtype: Any = None
+    b1: Scalar = decay_rate(0.9, torch="momentum")
+    warmup_steps: Scalar = number(0, check=check_count, none=0.0)
+    lead_dtype: DType = None
     lead_rounding: Rounding = "stochastic"
-    seed: Any = 0
+    seed: Seed = 0
     lead = moment(torch="lead", errors="lasting")
 
     def __post_init__(self) -> None:

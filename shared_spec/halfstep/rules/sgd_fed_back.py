@@ -1,11 +1,12 @@
 """SGD that rounds its weights itself, and feeds what this leaves out into the momentum (contract A23, P9)."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
+from halfstep.hyperparameters import Arguments, Scalar
 from halfstep.rule import Rule, moment, number
 from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, emitted, largest_rate
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 
@@ -33,13 +34,13 @@ class SGDFedBack(Rule):
     reads_params = "the link rounds params + update"
     rounds_weights = True
 
-    learning_rate: Any = number(schedule=True, torch="lr")
-    decay: Any = number(torch="momentum", check=check_kept)
-    peak_lr: Any = number(None, none=0.0, torch="peak_lr", owned=False)
+    learning_rate: Scalar = number(schedule=True, torch="lr")
+    decay: Scalar = number(torch="momentum", check=check_kept)
+    peak_lr: Scalar = number(None, none=0.0, torch="peak_lr", owned=False)
     nesterov: bool = False
-    accumulator_dtype: Any = None
+    accumulator_dtype: DType = None
     rounding: Rounding = "auto"
-    seed: Any = 0
+    seed: Seed = 0
     trace = moment(rate="decay", dtype="accumulator_dtype", rounding="rounding", torch="momentum_buffer")
 
     def numbers(self, h, t, op):
@@ -58,7 +59,7 @@ class SGDFedBack(Rule):
         return emitted(p, down, w, q, op)
 
 
-def sgd_fed_back(caller: str, arguments: Mapping[str, Any]) -> SGDFedBack:
+def sgd_fed_back(caller: str, arguments: Arguments) -> SGDFedBack:
     """Return the rule of an alias of SGD, from the arguments of the alias.
 
     Raises:

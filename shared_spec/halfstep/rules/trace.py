@@ -1,10 +1,11 @@
 """Momentum (contract A10)."""
 
 from dataclasses import KW_ONLY
-from typing import Any
 
-from halfstep.hyperparameters import check_decay_rate
+from halfstep.hyperparameters import Scalar, check_decay_rate
 from halfstep.rule import Rule, moment, number
+from halfstep.seeds import Seed
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 
@@ -36,12 +37,12 @@ class Trace(Rule):
         `nesterov`. The form is Optax's, storage and rounding are ours (contract A10, F).
     """
 
-    decay: Any = number(torch="momentum", check=check_decay_rate)
+    decay: Scalar = number(torch="momentum", check=check_decay_rate)
     nesterov: bool = False
-    accumulator_dtype: Any = None
+    accumulator_dtype: DType = None
     _: KW_ONLY
     rounding: Rounding = "auto"
-    seed: Any = 0
+    seed: Seed = 0
     trace = moment(
         rate="decay",
         dtype="accumulator_dtype",

@@ -2,9 +2,8 @@
 
 import math
 from dataclasses import KW_ONLY
-from typing import Any
 
-from halfstep.hyperparameters import check_bound
+from halfstep.hyperparameters import Scalar, check_bound
 from halfstep.numbers import Number, Numbers
 from halfstep.op import Op
 from halfstep.rule import Rule, number
@@ -101,17 +100,17 @@ class ScaleByTrustRatio(TrustRatio):
 
     ordered = (("min_norm", "max_norm"), ("min_ratio", "max_ratio"))
 
-    min_norm: Any = number(0.0, check=check_bound, none=0.0)
-    trust_coefficient: Any = number(1.0)
-    eps: Any = number(0.0, torch=None)  # the entry `eps` is another rule's
+    min_norm: Scalar = number(0.0, check=check_bound, none=0.0)
+    trust_coefficient: Scalar = number(1.0)
+    eps: Scalar = number(0.0, torch=None)  # the entry `eps` is another rule's
     _: KW_ONLY
-    max_norm: Any = number(None, check=check_bound, none=math.inf)
-    min_ratio: Any = number(None, check=check_bound, none=0.0)
-    max_ratio: Any = number(None, check=check_bound, none=math.inf)
+    max_norm: Scalar = number(None, check=check_bound, none=math.inf)
+    min_ratio: Scalar = number(None, check=check_bound, none=0.0)
+    max_ratio: Scalar = number(None, check=check_bound, none=math.inf)
     exact: bool = False
 
 
-def check_power(caller: str, name: str, value: Any, number: float) -> None:
+def check_power(caller: str, name: str, value: Scalar, number: float) -> None:
     """Refuse a power of the ratio outside (0, 1)."""
     if 0 < number < 1:
         return
@@ -135,9 +134,9 @@ class ScaleByTemperedTrustRatio(TrustRatio):
 
     name = "lamb16"
 
-    trust_power: Any = number(check=check_power)
-    learning_rate: Any = number(schedule=True, torch="lr", owned=False)
-    max_norm: Any = number(None, check=check_bound, none=math.inf)
+    trust_power: Scalar = number(check=check_power)
+    learning_rate: Scalar = number(schedule=True, torch="lr", owned=False)
+    max_norm: Scalar = number(None, check=check_bound, none=math.inf)
     exact: bool = False
 
     def numbers(self, h, t, op):

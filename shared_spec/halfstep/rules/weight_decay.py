@@ -1,7 +1,6 @@
 """Weight decay (contract D1, D3)."""
 
-from typing import Any
-
+from halfstep.hyperparameters import Scalar
 from halfstep.rule import Rule, number
 
 
@@ -10,7 +9,7 @@ class AddDecayedWeights(Rule):
 
     reads_params = "the link adds weight_decay * params"
 
-    weight_decay: Any = number(0.0, schedule=True)
+    weight_decay: Scalar = number(0.0, schedule=True)
     absolute: bool = False
     cautious: bool = False
 

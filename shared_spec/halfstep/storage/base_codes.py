@@ -39,7 +39,7 @@ class Codes:
     """
 
     dtype: str
-    numbers: Any
+    numbers: Any  # of each family its own, as `FloatFormat` and `Table`
     half_gap: float
     signed: bool = True
     for_second_moments: bool = True
@@ -113,7 +113,7 @@ def carry_past(largest: float) -> int:
     return 0x7FFFFF - (int(np.float32(largest).view(np.uint32)) & 0x7FFFFF)
 
 
-def scales_of(fmt: FloatFormat) -> dict[str, Any]:
+def scales_of(fmt: FloatFormat) -> dict[str, Any]:  # arguments of `Codes`
     """Return what scales that are powers of two are made by, given the numbers of the codes."""
     # From the byte under which the smallest code would decode to a subnormal float32.
     exponent = math.frexp(fmt.max)[1] - 1

@@ -8,15 +8,19 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
 from halfstep.arrays import Array
+from halfstep.hyperparameters import Scalar
 from halfstep.makers import published
 from halfstep.storage.blocks import BlockSize, packed_shape, scale_shape
 from halfstep.storage.codes import CODEBOOK_CODES, CODES, NAN_SCALE, Codes
-from halfstep.storage.labels import label_text
+from halfstep.storage.labels import Label, label_text
+
+DType: TypeAlias = Any
+"""How an array is to be stored: a name, a dtype of a framework, a `Format`, or None for the default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Format:
             return fmt
         return cls(**{field.name: getattr(fmt, field.name) for field in dataclasses.fields(Format)})
 
-    def replace(self: "_Format", **changes: Any) -> "_Format":
+    def replace(self: "_Format", **changes: object) -> "_Format":
         """Return the format with other attributes."""
         return dataclasses.replace(self, **changes)
 
@@ -70,7 +74,7 @@ class Format:
             return f"{axes} {'axis is' if axes == 1 else 'axes are'} fewer than min_ndim={self.min_ndim}"
         return ""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # Without what follows from the fields.
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
@@ -140,7 +144,7 @@ class Format:
         exponent = math.log2(self.codes.half_gap)
         return f"2^{exponent:.0f}" if exponent.is_integer() else f"1/{1 / self.codes.half_gap:.4g}"
 
-    def falls_short(self, b: Any) -> bool:
+    def falls_short(self, b: Scalar) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, can end a thousandth before its mean (contract F3).
 
         Example:
@@ -150,7 +154,7 @@ class Format:
         moved = np.float32(1e-3) * (np.float32(1) - np.float32(b))
         return not np.float32(self.codes.half_gap) < moved
 
-    def freezes(self, b: Any) -> bool:
+    def freezes(self, b: Scalar) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < half the gap.
 
         The gap is 2^-p for p explicit mantissa bits, and 1/127 for int8 (that below its largest code). In
@@ -170,7 +174,7 @@ class Format:
             wrong &= scale != NAN_SCALE
         return f"holds {scale[wrong][0]}, outside [{lowest}, {highest}]" if wrong.any() else None
 
-    def encode(self, x: Array, words: Array | None, *, keep_nonzero: str = "never") -> Any:
+    def encode(self, x: Array, words: Array | None, *, keep_nonzero: str = "never") -> Array:
         """Round the float32 `x` to codes.
 
         Finite values saturate, infinity becomes NaN (contract R6). With a scale: x / 2^s, exact, s from the
@@ -185,7 +189,7 @@ class Format:
         """
         raise NotImplementedError
 
-    def decode(self, encoded: Any, words: Array | None = None) -> Array:
+    def decode(self, encoded: Array, words: Array | None = None) -> Array:
         """Return the float32 values of codes and scales: exact.
 
         Args:
@@ -195,9 +199,9 @@ class Format:
         raise NotImplementedError
 
     @property
-    def label(self) -> dict[str, Any]:
+    def label(self) -> Label:
         """The format as a state file names it."""
-        label: dict[str, Any] = {"dtype": self.dtype}
+        label: Label = {"dtype": self.dtype}
         if self.scaled:
             label["block_size"] = self.block_size
         if self.scale != "power_of_two":
@@ -205,7 +209,7 @@ class Format:
         return label | ({"relative": True} if self.relative else {})
 
     @property
-    def description(self) -> str | dict[str, Any]:
+    def description(self) -> str | Label:
         """Plain types that say all of the format, for state dicts; `from_description` takes them back."""
         if self.family == "plain":
             return self.dtype

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+Label = dict[str, Any]
+"""Parts of a format by name: texts, numbers, None and truth values, as JSON has them."""
 
-def label_text(label: dict[str, Any]) -> str:
+
+def label_text(label: Label) -> str:
     """Return a label in words.
 
     Example:

@@ -5,9 +5,10 @@ Contract: F1 to F3, F12, F18 to F20.
 
 import warnings
 from collections.abc import Iterable
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from halfstep.did_you_mean import did_you_mean
+from halfstep.hyperparameters import Scalar
 from halfstep.rule import Moment
 from halfstep.storage.formats import Format
 from halfstep.storage.relative import LARGEST_BOUND, bound
@@ -33,7 +34,7 @@ def rounding_argument(moment: Moment) -> str:
     return moment.rounding or f"{moment.name}_rounding"
 
 
-def check_rounding(caller: str, moment: Moment, rounding: Any) -> None:
+def check_rounding(caller: str, moment: Moment, rounding: object) -> None:
     """Raise ValueError for what is no rounding."""
     if rounding not in ROUNDINGS:
         raise ValueError(
@@ -147,7 +148,7 @@ def default_of(moment: Moment, dtype: str) -> Format:
 
 
 def check_freezing(
-    caller: str, moment: Moment, fmt: Format, rounding: str, rate: Any, rate_name: str = ""
+    caller: str, moment: Moment, fmt: Format, rounding: str, rate: Scalar | None, rate_name: str = ""
 ) -> None:
     """Raise ValueError where rounding to nearest would freeze an average.
 
@@ -163,7 +164,7 @@ def check_freezing(
 
 
 def check_unit(
-    caller: str, moment: Moment, unit: Moment, rates: tuple[Any, Any], names: tuple[str, str]
+    caller: str, moment: Moment, unit: Moment, rates: tuple[Scalar, Scalar], names: tuple[str, str]
 ) -> None:
     """Raise ValueError where a moment in units of another, without scales, is beyond what its codes hold."""
     b1, b2 = map(float, rates)
@@ -178,7 +179,9 @@ def check_unit(
         )
 
 
-def check_saturation(caller: str, moment: Moment, fmt: Format, others: Iterable[tuple[Moment, Any]]) -> None:
+def check_saturation(
+    caller: str, moment: Moment, fmt: Format, others: Iterable[tuple[Moment, Format | None]]
+) -> None:
     """Raise ValueError for a second moment that saturates, where no first moment does so with it.
 
     After a spike past its largest number steps would be thousands of learning rates long.
@@ -234,7 +237,7 @@ def check_feedback(caller: str, moment: Moment, rounding: str, unit: Moment, uni
         )
 
 
-def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Any) -> bool:
+def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Scalar | None) -> bool:
     """Whether a moment is rounded stochastically: with "auto" where nearest would fall short."""
     if not fmt.rounds:
         return False
@@ -250,7 +253,7 @@ def feeds_back(fmt: Format, rounding: str) -> bool:
     return rounding == "feedback" and fmt.rounds
 
 
-def check_stored_state(caller: str, fmt: Format, rounding: Any, select: Any) -> None:
+def check_stored_state(caller: str, fmt: Format, rounding: object, select: object) -> None:
     """Refuse arguments of `store_state` that cannot store state of which nothing else is known."""
     if fmt.relative:
         raise ValueError(

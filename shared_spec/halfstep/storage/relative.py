@@ -6,14 +6,13 @@ and so needs no scale.
 
 import ast
 import math
-from typing import Any
 
 import numpy as np
 
 from halfstep.did_you_mean import did_you_mean
 from halfstep.storage.blocks import BlockSize
 from halfstep.storage.codes import FINE_CODES, FIXED_CODES
-from halfstep.storage.formats import Format
+from halfstep.storage.formats import DType, Format
 from halfstep.storage.state_dtypes import code_name, codebook, scaled, use_one_of, with_blocks
 
 LARGEST_BOUND = 7.5
@@ -21,7 +20,7 @@ LARGEST_BOUND = 7.5
 _LARGEST_SCALE = np.float32(1.5 * 2.0**13)  # the number of the code 254 of ufloat8_e6m2
 
 
-def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2) -> Format:
+def relative(dtype: DType, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2) -> Format:
     """Return the format of a first moment in units of the root of the second one.
 
     With v the second moment as it is stored in the same step, what is rounded and stored is
@@ -72,7 +71,7 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
     return with_blocks("relative", name, block_size, min_size, min_ndim, scale="fine", relative=True)
 
 
-def from_description(description: dict[str, Any]) -> Format:
+def from_description(description: dict) -> Format:
     """Return the format of a `Format.description` that is no plain name."""
     if "relative" in description:
         sizes = {key: value for key, value in description.items() if key != "relative"}
@@ -80,7 +79,7 @@ def from_description(description: dict[str, Any]) -> Format:
     return codebook(**description) if "table" in description else scaled(**description)
 
 
-def from_text(caller: str, argument: str, dtype: Any) -> Any:
+def from_text(caller: str, argument: str, dtype: DType) -> DType:
     """Return the format that a text such as 'scaled("int8", 64)' prints; anything else as it is.
 
     Only a name and literals are read: nothing is called but `scaled`, `codebook` and `relative`.

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from halfstep.did_you_mean import did_you_mean
+from halfstep.hyperparameters import Scalar
 from halfstep.storage.blocks import BlockSize
 from halfstep.storage.codes import CODEBOOK_CODES, CODES, PLAIN_CODES, SCALED_CODES
-from halfstep.storage.formats import Format
+from halfstep.storage.formats import DType, Format
 
 SCALED_DTYPES = tuple(SCALED_CODES)
 TABLE_NAMES = tuple(CODEBOOK_CODES)
 
 
 def scaled(
-    dtype: Any,
+    dtype: DType,
     block_size: BlockSize = 128,
     min_size: int = 4096,
     min_ndim: int = 2,
@@ -124,7 +125,7 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
     return with_blocks("codebook", table, block_size, min_size, min_ndim)
 
 
-def as_format(caller: str, argument: str, dtype: Any) -> Format:
+def as_format(caller: str, argument: str, dtype: DType) -> Format:
     """Return the `Format` of a plain state dtype; a `Format` is returned as it is."""
     if isinstance(dtype, Format):
         return dtype
@@ -158,7 +159,7 @@ def default_format(dtype: str) -> Format:
     return Format("bfloat16" if dtype == "bfloat16" else "float32")
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: DType) -> str:
     """Return the name of a dtype, of whatever framework; a name as it is."""
     if isinstance(dtype, str):
         return dtype
@@ -171,7 +172,7 @@ def dtype_name(dtype: Any) -> str:
         raise TypeError(f"{dtype!r} is not a dtype") from error
 
 
-def code_name(caller: str, dtype: Any, names: Iterable[str]) -> str:
+def code_name(caller: str, dtype: DType, names: Iterable[str]) -> str:
     """Return the name of a dtype of codes; refuse what is no dtype, and say which `names` there are."""
     try:
         return dtype_name(dtype)
@@ -180,8 +181,8 @@ def code_name(caller: str, dtype: Any, names: Iterable[str]) -> str:
 
 
 def with_blocks(
-    caller: str, name: str, block_size: Any, min_size: Any, min_ndim: Any, **changes: Any
-) -> Format:
+    caller: str, name: str, block_size: Scalar, min_size: Scalar, min_ndim: Scalar, **changes: Any
+) -> Format:  # fields of Format
     """Return a format with scales; refuse sizes that are none, and odd blocks of codes of 4 bits."""
     if block_size is not None and block_size != "row":
         whole = isinstance(block_size, int) and not isinstance(block_size, bool)
@@ -201,7 +202,7 @@ def with_blocks(
     return fmt
 
 
-def _size(caller: str, name: str, value: Any) -> int:
+def _size(caller: str, name: str, value: Scalar) -> int:
     try:
         size = operator.index(value)
     except TypeError:
