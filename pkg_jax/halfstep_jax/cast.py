@@ -1,4 +1,4 @@
-"""A tree of weights in 16 bits, with norms and embeddings as they are asked for."""
+"""A tree of weights in 16 bits; norms and embeddings have their own choice."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from halfstep_jax.leaves import named_leaves
 
 
 def cast_params(params: Any, *, norms: str = "split16", embeddings: str = "bfloat16") -> tuple[Any, Any]:
-    """Cast weights to bfloat16, and say of each by a label how it is kept.
+    """Cast weights to bfloat16; return them with a tree of labels.
 
     Rounds to nearest, once. Norms and embeddings are known by the names of their modules, such as
     "LayerNorm_0", "ln_1", "embedding" or "wte". "float32" leaves them as they are, and Flax computes with

@@ -1,4 +1,4 @@
-"""What each array of a run is kept in, how it is rounded, and why: of any transform, on shapes alone."""
+"""Formats and roundings of all arrays of a run, and the reasons: for any transform, from shapes alone."""
 
 import collections
 from collections.abc import Collection, Iterable
@@ -71,7 +71,7 @@ def weights_that_links_store(tx: optax.GradientTransformation, params: Any) -> s
 
 
 def _own_state(link: Link) -> Any:
-    """Return the state of a link; of one that wraps others, without theirs."""
+    """Return the state of a link, without the states of links that it wraps."""
     wraps = "inner_state" in getattr(link.state, "_fields", ()) and not isinstance(link.inside, Inside)
     return link.state._replace(inner_state=None) if wraps else link.state
 
@@ -101,7 +101,7 @@ def _rounding(stored_by: WeightRule | Rule, dtype: Any) -> str:
 
 
 def _rows(link: Link) -> Iterable[ArrayDescription]:
-    """Return the rows of what a link keeps."""
+    """Return the rows of a link's state."""
     weights = dict(named_leaves(link.params))
     if isinstance(link.inside, Inside):
         yield from _stored_rows(link, link.inside, weights)
@@ -129,7 +129,7 @@ def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescri
 
 
 def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterable[ArrayDescription]:
-    """Return the rows of what `store_state` keeps, under the names that arrays have in the wrapped state."""
+    """Return the rows of the state of `store_state`, by the names of the wrapped state."""
     scales = link.state.scale if isinstance(link.state.scale, dict) else {}
     codes = dict(named_leaves(link.state.inner_state))
     for (name, x), fmt in zip(named_leaves(inside.state), inside.formats, strict=True):
@@ -145,7 +145,7 @@ def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterabl
 
 
 def leaf_at_end(name: str, weights: Collection[str]) -> str:
-    """Return the weight with the longest name that the name of an array of state ends in; "" if none."""
+    """Return the longest weight name that ends the name of a state array; "" if none."""
     parts = name.split("/")
     ends = ("/".join(parts[i:]) for i in range(len(parts)))
     return next((end for end in ends if end in weights), "")

@@ -103,7 +103,7 @@ def diagnose(
 def _with_extra_args(
     tx: optax.GradientTransformation, extra_args: dict[str, Any]
 ) -> optax.GradientTransformation:
-    """Return a transform whose update gets such arguments at every call."""
+    """Return a transform whose update gets extra arguments at every call."""
     if not extra_args:
         return tx
     update = optax.with_extra_args_support(tx).update
@@ -111,13 +111,13 @@ def _with_extra_args(
 
 
 def _nonfinite(tree) -> Count:
-    """Return how many elements are infinite or NaN, of how many."""
+    """Return the number of infinite or NaN elements, and of all elements."""
     leaves = jax.tree.leaves(tree)
     return sum(int((~jnp.isfinite(x)).sum()) for x in leaves), sum(x.size for x in leaves)
 
 
 def _decay(tx: optax.GradientTransformation, params, zeros):
-    """Return the updates that weights get without gradients because of what they are: zero where none.
+    """Return the decay: the updates for zero gradients, or zeros.
 
     What a first step does to weights of zero too, such as by averages that do not start at zero, is no decay.
     """
@@ -127,7 +127,7 @@ def _decay(tx: optax.GradientTransformation, params, zeros):
 
 
 def _lost(params, updates, stored: Collection[str]) -> dict[str, Count]:
-    """Return of every 16-bit weight how many elements stay where they are, of how many with an update."""
+    """Return for every 16-bit weight how many elements do not move, of those with an update."""
     us, after = (jax.tree.leaves(tree) for tree in (updates, optax.apply_updates(params, updates)))
     counts = {}
     for (name, p), u, new in zip(named_leaves(params), us, after, strict=True):
@@ -142,7 +142,7 @@ def _lost(params, updates, stored: Collection[str]) -> dict[str, Count]:
 def _lost_movement(
     tx: optax.GradientTransformation, params, grads, names: Collection[str]
 ) -> dict[str, Count]:
-    """Return of such weights which share of their movement is lost, as so many of their elements.
+    """Return the lost share of each weight's movement, as a number of its elements.
 
     Weights begin with a last bit of 0. Half a gap, which chains like `scale(0.5)` leave of an update, rounds
     to even: it moves odd weights once, and even ones never.
@@ -162,7 +162,7 @@ def _lost_movement(
 
 
 def _movement(tx: optax.GradientTransformation, params, grads) -> dict[str, jax.Array]:
-    """Return how far steps with the same gradients move every weight, in float32."""
+    """Return the movement of every weight over steps with the same gradients, in float32."""
 
     @jax.jit
     def step(params, state):
@@ -195,7 +195,7 @@ def _lost_by_compensation(tx: optax.GradientTransformation, params, grads, state
 
 
 def _sums_rounded(state) -> float:
-    """Return the share of the sums of gradients that are kept in 16 bits and not rounded stochastically."""
+    """Return the share of gradient sums in 16 bits that are not rounded stochastically."""
     kept: list[tuple[bool, jax.Array]] = []
     nodes = jax.tree.leaves(state, is_leaf=lambda x: any(hasattr(x, name) for name in SUMS))
     for node in nodes:

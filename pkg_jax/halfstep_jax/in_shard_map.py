@@ -1,4 +1,4 @@
-"""A transform inside `jax.shard_map`, where an array is a shard, with the bits of a step on whole arrays."""
+"""A transform inside `jax.shard_map`, where arrays are shards, with the bits of a step on whole arrays."""
 
 import contextlib
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ def in_shard_map(inner: optax.GradientTransformation, specs: Any) -> optax.Gradi
 
 @contextlib.contextmanager
 def _shard_context(specs, tree) -> Iterator[None]:
-    """Let links know which parts the arrays of a tree are; outside of `jax.shard_map`, nothing."""
+    """Tell links which shards the arrays of a tree are; outside of `jax.shard_map`, do nothing."""
     if not manual_axes():
         yield
         return

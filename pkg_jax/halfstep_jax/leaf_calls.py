@@ -1,4 +1,4 @@
-"""One program for all leaves of one shape: what a step traces and lowers once, however many leaves it has."""
+"""One program for all leaves of one shape, which a step traces and lowers once."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The leaves of a tree of updates: their names, and what other trees hold for each.
+"""The leaves of a tree of updates, their names, and matching values of other trees.
 
 Contract: W7. Names come from key paths, never from positions: masks and partitions shift those.
 """
@@ -35,7 +35,7 @@ class Leaves:
     treedef: Any
 
     def match(self, tree, owner: str, hint: str, shapes: list | None = None) -> list[Any]:
-        """Return what another tree of the same structure holds for every leaf.
+        """Return the values of another tree of the same structure, leaf by leaf.
 
         Shapes are `shapes`, or those of the updates. `owner`, such as "state", and the sentence `hint` are
         for errors.
@@ -82,7 +82,7 @@ class Leaves:
         return [_dtype_name(p) if is_known else None for p, is_known in zip(weights, known, strict=True)]
 
     def unzip(self, columns: int, rows: list[tuple]) -> tuple[Any, ...]:
-        """Return `columns` trees, the k-th of what stands k-th in each leaf's row."""
+        """Return `columns` trees; the k-th has the k-th entry of each leaf's row."""
         transposed = zip(*rows, strict=True) if rows else [()] * columns
         return tuple(self.treedef.unflatten(list(column)) for column in transposed)
 
@@ -93,7 +93,7 @@ class Leaves:
 
 
 def flatten_updates(caller: str, updates) -> Leaves:
-    """Flatten `updates`; float32 holds every leaf, those of float64 rounded to it."""
+    """Flatten `updates`; float64 leaves become float32."""
     named = named_leaves(updates, _is_none)
     _check_names(caller, [name for name, _ in named])
     values = [_checked(caller, name, value) for name, value in named]
@@ -105,7 +105,7 @@ def _is_none(x) -> bool:
 
 
 def named_leaves(tree, is_leaf: Callable | None = None) -> list[tuple[str, Any]]:
-    """Return the name of every leaf of a tree, and the leaf: its key path joined with "/" (contract W7).
+    """Return (name, leaf) for every leaf of a tree; a name is its key path joined with "/" (contract W7).
 
     The attribute `value` of Flax's variables and boxes is no part of a name: nnx has it in some trees and not
     in others. Params that are one array have the empty name: its words are those of "".
@@ -139,7 +139,7 @@ def _is_box(x) -> bool:
 def with_prefix(
     caller: str, owner: str, prefix, tree, is_leaf: Callable | None
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name of every leaf of a tree, the leaf, and what a prefix of that tree holds for it."""
+    """Yield the name of every leaf of a tree, the leaf, and its value in a prefix tree."""
     try:
         spread = jax.tree.map(
             lambda x, below: jax.tree.map(lambda _: x, below), prefix, tree, is_leaf=is_leaf
@@ -156,7 +156,7 @@ def with_prefix(
 
 
 def difference(owner: str, prefix: list[str], other: str, names: list[str], error: Exception) -> str:
-    """Return why a tree is no prefix of another, by the names of their leaves; else what JAX says of it.
+    """Return why a tree is no prefix of another, by leaf names, or JAX's own message.
 
     Example:
         >>> difference("mask", ["w", "v"], "params", ["w/0", "w/1"], ValueError())
@@ -173,12 +173,12 @@ def difference(owner: str, prefix: list[str], other: str, names: list[str], erro
 
 
 def without_values(error: Exception) -> str:
-    """Return what JAX says of two trees without the arrays of one, which it prints whole."""
+    """Return JAX's message on two trees without the arrays, which it prints whole."""
     return re.split(r", (?:got|value)\b|\n", str(error))[0].rstrip(".")
 
 
 def quoted(name: str) -> str:
-    """Return the name of a leaf as errors say it.
+    """Return the name of a leaf for error messages.
 
     Example:
         >>> quoted("layers/0"), quoted("")
@@ -216,7 +216,7 @@ def _is_of_optax(x) -> bool:
 
 
 def check_states(caller: str, state, count: int) -> None:
-    """Refuse what is not the state of a chain of so many links; 0 if it is no chain."""
+    """Refuse a state that does not belong to a chain of `count` links; 0 means no chain."""
     if count and isinstance(state, Mapping):
         raise ValueError(
             f"{caller}: the state is a {type(state).__name__}, due is a tuple of {count} parts: it was "
@@ -249,7 +249,7 @@ def check_weight(caller: str, name: str, p, *, wide: bool = False) -> None:
 
 
 def refuse_raw_bytes(caller: str, what: str, x) -> None:
-    """Refuse what `np.load` makes of arrays whose dtype NumPy does not know: bytes without a meaning."""
+    """Refuse void arrays, which `np.load` returns for dtypes that NumPy does not know."""
     if (dtype := _dtype_name(x)).startswith("void"):
         raise TypeError(
             f"{caller}: {what} is {dtype}, bytes of a dtype that np.savez has not kept. View it as what it "

@@ -1,4 +1,4 @@
-"""Which links of this package stand in an Optax transform: each reports itself when its state is made.
+"""The links of this package in an Optax transform: each reports itself when its state is made.
 
 An Optax transform is two functions and says nothing of what is inside. Whoever wants to know makes the state
 once, on shapes alone, and listens.
@@ -13,7 +13,7 @@ import jax
 
 
 class Link(NamedTuple):
-    """A link, as it was when its state was made.
+    """A link, as it reported itself at `init`.
 
     Attributes:
         rule: with its options and numbers.
@@ -37,7 +37,7 @@ class Inside(NamedTuple):
 
 
 class StateMap(NamedTuple):
-    """The state of a transform, and which parts of it are of links of this package.
+    """The state of a transform, and its parts that belong to links of this package.
 
     Attributes:
         links: a wrapper after what it wraps. `state` of each is the same object as in `state` here.
@@ -51,7 +51,7 @@ class StateMap(NamedTuple):
 
 
 def state_map(tx: Any, params: Any) -> StateMap:
-    """Return what the state of a transform is made of, for such weights: its one walk by all who ask."""
+    """Return the map of a transform's state for given weights. All reports use this one walk."""
     made: list[tuple[list[Link], Any]] = []
 
     def init(params):
@@ -69,7 +69,7 @@ _LISTENER: contextvars.ContextVar[list[Link] | None] = contextvars.ContextVar("l
 
 @contextlib.contextmanager
 def reported_links() -> Iterator[list[Link]]:
-    """Collect the links whose states are made meanwhile; a wrapper comes after what it wraps."""
+    """Collect the links whose states are made inside; a wrapper comes after the links that it wraps."""
     links: list[Link] = []
     token = _LISTENER.set(links)
     try:
@@ -79,7 +79,7 @@ def reported_links() -> Iterator[list[Link]]:
 
 
 def report(rule: Any, params: Any, state: Any, inside: Any = None) -> Any:
-    """Tell whoever listens of a link; return its state."""
+    """Report a link to the collector, if there is one; return its state."""
     listener = _LISTENER.get()
     if listener is not None:
         listener.append(Link(rule, params, state, inside))

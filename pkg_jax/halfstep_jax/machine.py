@@ -1,4 +1,4 @@
-"""What `python -m halfstep` asks of this package: devices, and a few steps on one of them."""
+"""What `python -m halfstep` needs of this package: devices, and a few steps on one of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ MODES = ("jax.jit",)
 
 
 def about() -> list[str]:
-    """Return what is known of the devices, a line each."""
+    """Return a line for each device."""
     return [f"device {device.id}: {device.platform}, {device.device_kind}" for device in jax.devices()]
 
 
@@ -31,7 +31,7 @@ def final_weights(
     mode: str,
     **hyperparameters: Any,
 ) -> np.ndarray:
-    """Return the patterns of the weights after steps of AdamW, as `python -m halfstep` asks for them."""
+    """Return the bits of the weights after steps of AdamW, for `python -m halfstep`."""
     tx = adamw(**hyperparameters, **recipe)
 
     def tree(array: Any) -> Any:

@@ -60,6 +60,6 @@ def _nbytes(x, sharding: Sharding | None = None) -> int:
 
 
 def _field(path) -> str:
-    """Return by which name an array stands in a state: that of the field that holds it, or its tree."""
+    """Return the name of an array in a state: the field that holds it or its tree."""
     fields = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
     return next((name for name in reversed(fields) if name not in ("value", "inner_state")), "state")

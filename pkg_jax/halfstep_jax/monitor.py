@@ -1,4 +1,4 @@
-"""What a run loses while it trains: a few numbers every so many steps, measured on the device."""
+"""A monitor of a run: every N steps it measures on the device what rounding loses."""
 
 import functools
 from typing import Any
@@ -28,7 +28,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         self._formats: dict[tuple[str, str], str] = {}
 
     def read(self, params: Any, state: Any) -> dict[str, float] | None:
-        """Return the numbers of the step that was taken, at every `every`-th call; None at others.
+        """Return the numbers of the last step at every `every`-th call, else None.
 
         Args:
             params: the weights after the step.
@@ -55,7 +55,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
 
 @jax.jit
 def _corners(params) -> list[jax.Array]:
-    """Return the first elements of each weight, copied: the next step may write in their place."""
+    """Return copies of the first elements of each weight: the next step may donate the weights."""
     return [jnp.copy(p[corner(p.shape)]) for p in jax.tree.leaves(params)]
 
 
@@ -84,7 +84,7 @@ def _measured(stored: set[str], formats: dict[tuple[str, str], str], before, par
 
 
 def _moments_by_leaf(params, state) -> dict[str, list[jax.Array]]:
-    """Return of every weight the arrays of floats in a state that are like it."""
+    """Return the float arrays in a state that are like each weight, by weight."""
     weights = dict(named_leaves(params))
     moments: dict[str, list[jax.Array]] = {name: [] for name in weights}
     for path, x in named_leaves(state):

@@ -1,4 +1,4 @@
-"""Where an array that belongs to a weight lies, given where the weight lies: codes, scales, further bits."""
+"""The sharding of arrays that belong to a weight (codes, scales, further bits), from the weight's."""
 
 import functools
 import math
@@ -39,13 +39,13 @@ def placed_like(
 
 
 def _devices(sharding: NamedSharding, axes) -> int:
-    """Return among how many devices mesh axes divide an axis of an array."""
+    """Return the number of devices over which mesh axes divide an axis."""
     names = axes if isinstance(axes, tuple) else (axes,)
     return math.prod(sharding.mesh.shape[name] for name in names)
 
 
 def with_auto_axes(function: Callable[..., Any], *arrays) -> Any:
-    """Return function(*arrays); where mesh axes are explicit, they are not so inside.
+    """Return function(*arrays), called with explicit mesh axes made Auto.
 
     Explicit axes are part of an array's type, and blocks are cut by reshapes to which JAX would want to be
     told the type. Inside, XLA finds out where things lie, as on a mesh of other axes; what comes out lies as
@@ -65,7 +65,7 @@ def with_auto_axes(function: Callable[..., Any], *arrays) -> Any:
 
 
 def placed_as(like: Any, function: Callable[..., Any], *arrays) -> Any:
-    """Do as `with_auto_axes`, where it is known how results lie: as the arrays `like`, in their tree."""
+    """Do as `with_auto_axes` with the results sharded as the arrays `like`."""
     explicit = [x for x in jax.tree.leaves(like) if _is_explicit(x)]
     if not explicit:
         return function(*arrays)
@@ -75,7 +75,7 @@ def placed_as(like: Any, function: Callable[..., Any], *arrays) -> Any:
 
 
 def whole_along(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """Return an array that explicit mesh axes cut along none of these axes."""
+    """Return an array that is not sharded along these axes by explicit mesh axes."""
     if not _is_explicit(x):
         return x
     spec = (*_sharding(x).spec, *(None,) * x.ndim)
@@ -84,7 +84,7 @@ def whole_along(x: jax.Array, axes: Sequence[int]) -> jax.Array:
 
 
 def cut_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Return an array as explicit mesh axes cut another of its shape."""
+    """Return an array sharded as another of its shape on explicit mesh axes."""
     return jax.sharding.reshard(x, _sharding(like)) if _is_explicit(like) else x
 
 

@@ -81,7 +81,7 @@ class StoredStepMoment(StepMoment):
 
     @property
     def has_inverse_root(self) -> bool:
-        """Whether the format is one that rounds by `inverse_root`."""
+        """Whether the format rounds by `inverse_root`."""
         return self._format.has_inverse_root
 
     @property
@@ -90,7 +90,7 @@ class StoredStepMoment(StepMoment):
         return is_coarse(self._format)
 
     def inverse_root(self, x: Any) -> Number:
-        """Round x for the new state, and return about 1/sqrt(x) of x as it was before."""
+        """Round x for the new state; return about 1/sqrt(x) of the unrounded x."""
         x = self._op.bare(x)
         check_array(self._op.rule, f"what is stored as {self.name}", x, self.value.shape)
         self.encoded, inverse = self._stored.round_with_inverse_root(self.encoded, x, self._keys.now)
@@ -112,7 +112,7 @@ class StoredStepMoment(StepMoment):
         return straight_through(x, out_of_unit(fmt, z, v, nu.encoded))
 
     def _round_trip(self, x: jax.Array) -> jax.Array:
-        """Return what is stored of x."""
+        """Return the stored value of x."""
         stored, fmt, key, new = self._stored, self._format, self._keys.now, self._new
         if new is None:
             self.encoded, value = stored.round_trip(self.encoded, x, key)
@@ -153,13 +153,13 @@ class RoundedWeight(StepWeight):
 
 
 class OfNorms(Rule):
-    """Base of rules that take norms, which in `jax.shard_map` are told over which axes arrays are cut."""
+    """Base of rules that take norms; in `jax.shard_map` they need the mesh axes of the shards."""
 
     _: KW_ONLY
     axis_names: Any = None
 
     def __post_init__(self) -> None:
-        """Keep the names as a tuple, which has a hash."""
+        """Store the names as a tuple, which is hashable."""
         if self.axis_names is not None:
             object.__setattr__(self, "axis_names", tuple(self.axis_names))
 
@@ -172,7 +172,7 @@ def step_moments(
     numbers: Any,
     new: Mapping[str, Encoded] = MappingProxyType({}),
 ) -> dict[str, StoredStepMoment]:
-    """Return the moments of one leaf during a step, those in units of another after that one.
+    """Return the moments of one leaf during a step; a moment in units of another comes after it.
 
     Without `numbers` no error is fed back. `new` is what earlier passes of the step stored.
     """
@@ -212,7 +212,7 @@ def schedules(rule: Rule) -> list[str]:
 
 
 def numbers_at(rule: Rule, before: Any, count: Any) -> Any:
-    """Return the numbers of a step of a checked rule, by the counts before and after it, if it keeps any."""
+    """Return the numbers of a step of a checked rule, given the counts before and after it."""
     given = {name: getattr(rule, name) for name in declared(type(rule)).numbers}
     h = {name: at_count(rule.name, name, value, before) for name, value in given.items()}
     op = JaxOp(rule.name)
@@ -230,7 +230,7 @@ def _named(names: tuple[str, ...]) -> Any:
 
 
 def static_form(rule: Rule) -> Rule:
-    """Return the rule with constants alone: hashable, so that leaves share what is traced of it."""
+    """Return the rule with constants only, hashable, so that leaves share a trace."""
     form = object.__new__(type(rule))
     fields = declared(type(rule))
     for name, value in vars(rule).items():
@@ -246,7 +246,7 @@ def static_form(rule: Rule) -> Rule:
 
 
 def state_of(rule: type[Rule]) -> Callable[[S], S]:
-    """Make a NamedTuple the public type of the state of a rule of both frameworks."""
+    """Declare a NamedTuple as the public state type of a rule."""
 
     def published(state: S) -> S:
         _PUBLISHED[rule] = state
@@ -274,5 +274,5 @@ def _derived_state(rule: type[Rule]) -> Any:
 
 
 def _state_of(rule: type[Rule], fields: tuple) -> Any:
-    """Return a derived state out of a pickle: its type is no attribute of a module."""
+    """Rebuild a derived state from a pickle: its type is no module attribute."""
     return _derived_state(rule)(*fields)

@@ -12,7 +12,7 @@ from halfstep_jax.xla.exact import opaque_zero
 
 
 class _RecordedOp(rule_check.Recorded, JaxOp):
-    """Operations of JAX that keep what they give."""
+    """Operations of JAX that record their results."""
 
 
 def check_rule(rule: Rule, *, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Where a state lies on a mesh, given where the weights lie."""
+"""Shardings of a state on a mesh, from those of the weights."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def _placed(weights, whole: Sharding | None, name: str, x) -> Sharding | None:
 
 
 def _of_bare_array(parts: list[str], shape: tuple[int, ...], x) -> bool:
-    """Whether an array of the state belongs to a weight of `shape` whose name is empty: any name ends so."""
+    """Whether a state array belongs to a bare array of `shape`, whose name is empty."""
     return parts[-1] == "" or x.shape == shape or (x.ndim == len(shape) > 1 and x.shape[0] == shape[0])
 
 

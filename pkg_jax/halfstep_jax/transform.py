@@ -194,7 +194,7 @@ def _update(rule: Rule, zero: jax.Array, numbers, g: jax.Array, p) -> jax.Array:
 
 
 def _of_whole(rule: Rule, like: Any, update: Callable[..., Any], *arrays) -> Any:
-    """Return update(*arrays); of a rule that reads whole arrays, where explicit mesh axes cut them too."""
+    """Return update(*arrays); a rule that reads whole arrays gets them whole on explicit mesh axes too."""
     is_whole = rule.scope == "parameter" and rule.needs != "norms"
     return placed_as(like, update, *arrays) if is_whole else update(*arrays)
 
@@ -209,7 +209,7 @@ def _update_all(rule: Rule, zero: jax.Array, numbers, gs: tuple, ps: tuple) -> t
 def _step(
     static: tuple, keys: LeafKeys, before: LeafKeys | None, index, numbers, g: jax.Array, p, encoded: tuple
 ) -> tuple:
-    """Take the step of a rule with moments on one leaf: return its update and what is stored."""
+    """Take the step of a rule with moments on one leaf; return its update and stored moments."""
     step = functools.partial(_step_here, static)
     return _of_whole(static[0], (g, *encoded), step, keys, before, index, numbers, g, p, encoded)
 
@@ -243,7 +243,7 @@ def _step_here(
 
 
 def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str, Encoded], **new):
-    """Take the step of one leaf from inputs behind a zero: return its update and its moments."""
+    """Take the step of one leaf with inputs made opaque by a zero; return its update and moments."""
     rule, stored = static
     op = _op(rule, keys.zero)
     moments = step_moments(dict(stored), [old[name] for name, _ in stored], keys, op, numbers, **new)
@@ -256,7 +256,7 @@ def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str
 def _in_passes(
     static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str, Encoded], formats, *, on_gpu: bool
 ):
-    """Take the step of one leaf in passes: return its update and what is stored, not packed."""
+    """Take the step of one leaf in passes; return its update and stored moments, not packed."""
     in_passes = {name: x for name, x in old.items() if not formats[name].has_inverse_root}
 
     def take(zero, new):
@@ -271,7 +271,7 @@ def _in_passes(
 
 
 def _weights(rule: Rule, leaves: Leaves, params) -> list[Any]:
-    """Return the weight of every leaf; None of each where the rule reads none."""
+    """Return the weight of every leaf; None if the rule reads no weights."""
     if not rule.reads_params:
         return [None] * len(leaves.values)
     if params is None:
@@ -283,7 +283,7 @@ def _weights(rule: Rule, leaves: Leaves, params) -> list[Any]:
 
 
 def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
-    """Return the state, given of each moment its trees of codes and scales."""
+    """Return the state from the trees of codes and scales of each moment."""
     codes = {name: tree for name, (tree, _) in trees.items()}
     return state_type(type(rule))(
         count=count, seed=seed, **codes, **{f"{k}_scale": s for k, (_, s) in trees.items()}
@@ -291,7 +291,7 @@ def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
 
 
 def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse a moment in units that another does not give, or in which it is beyond what its codes hold."""
+    """Refuse a moment whose unit no other moment gives, or whose codes do not hold it in that unit."""
     formats = [(moment.field, moment.asked_for) for moment in stored.values()]
     for moment in stored.values():
         fmt, unit = moment.asked_for, stored.get(moment.field.unit)
@@ -309,7 +309,7 @@ def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
 
 
 def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Take one step on shapes alone, so that a rule which cannot be run is refused when it is built."""
+    """Take one step on shapes only, so that a broken rule is refused when it is built."""
     x = jax.ShapeDtypeStruct(getattr(rule, "trial_shape", _TRIAL_SHAPE), jnp.float32)
     weight = x if rule.reads_params else None
     # No number is a constant to it: not by schedules, which may be for numbers alone that are known.

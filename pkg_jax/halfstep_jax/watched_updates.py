@@ -1,4 +1,4 @@
-"""Links that store weights: who they are, as far as a whole chain is watched, and what they return.
+"""Watching the links that store weights while a whole chain runs.
 
 Nothing after such a link may change its updates: they would be rounded again.
 """
@@ -17,7 +17,7 @@ from halfstep_jax.leaves import Leaves
 
 
 class WatchedUpdates:
-    """What links that store weights returned, while they were watched: stand-ins for their updates.
+    """What watched links returned: stand-ins for their updates.
 
     Attributes:
         by: of the leaves of 16 bits, the link that stored each last.
@@ -33,7 +33,7 @@ class WatchedUpdates:
         self.arrived: dict[str, jax.Array] = {}
 
     def stand_in(self, caller: str, name: str, u: jax.Array) -> jax.Array:
-        """Return what the link returns for a leaf, given the update that it applies."""
+        """Return the stand-in for a leaf's update."""
         self.by[name], self.arrived[name] = caller, u
         self.updates[name] = np.linspace(0.3, 1.7, u.size, dtype=np.float32).reshape(u.shape)
         self.returned[name] = jnp.asarray(self.updates[name])
@@ -45,7 +45,7 @@ _watched: contextvars.ContextVar[WatchedUpdates | None] = contextvars.ContextVar
 
 @contextlib.contextmanager
 def watching(watched_updates: WatchedUpdates) -> Iterator[None]:
-    """Let links that store weights return stand-ins that are told apart from anything computed of them."""
+    """Let links that store weights return stand-ins, which differ from anything computed of them."""
     token = _watched.set(watched_updates)
     try:
         yield

@@ -1,4 +1,4 @@
-"""An average of the weights over steps, in their own dtype, that moves. Contract: G3."""
+"""An average of the weights over steps, in their own dtype, that does not stall. Contract: G3."""
 
 from typing import NamedTuple
 

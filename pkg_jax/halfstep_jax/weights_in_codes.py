@@ -1,4 +1,4 @@
-"""Weights that the state of an optimizer holds in 8 bits, and nothing else: read, and decoded where used.
+"""8-bit weights that only the state of an optimizer holds: read, and decoded where they are used.
 
 Contract: P8.
 """

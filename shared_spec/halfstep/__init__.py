@@ -1,4 +1,4 @@
-"""What both packages share, written once: nothing here knows JAX or torch.
+"""What both packages share. Nothing here imports JAX or torch.
 
 `halfstep_jax` and `halfstep_torch` re-export what their users need of it. The reference, `halfstep_spec`,
 imports nothing of this package: it judges what stands here too.
@@ -31,7 +31,7 @@ _OPTIMIZERS = ("adam", "adamw", "lamb", "lamb16", "lion", "muon", "adafactor", "
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Say where the optimizers are: each package has those of its framework."""
+    """Raise an error that names the package of each framework's optimizers."""
     if name.lower() in _OPTIMIZERS:
         package = "halfstep_torch" if name[0].isupper() else "halfstep_jax"
         raise ImportError(

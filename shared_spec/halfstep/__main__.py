@@ -36,7 +36,7 @@ _HYPERPARAMETERS = {"learning_rate": 1e-3, "weight_decay": 0.1, "seed": 7}
 
 
 class Machine(Protocol):
-    """What the module `machine` of each package has.
+    """The interface of each package's module `machine`.
 
     Attributes:
         MODES: in which ways steps are taken.
@@ -45,7 +45,7 @@ class Machine(Protocol):
     MODES: Sequence[str]
 
     def about(self) -> list[str]:
-        """Return what is known of devices and of compilers, a line each."""
+        """Return a line for each device and each compiler."""
         ...
 
     def devices(self) -> list[str]:
@@ -75,7 +75,7 @@ class Machine(Protocol):
 
 
 def question() -> tuple[np.ndarray, np.ndarray]:
-    """Return patterns of bfloat16 weights, and for each step a float32 gradient that bfloat16 holds."""
+    """Return bits of bfloat16 weights, and for each step a float32 gradient that bfloat16 holds."""
     words = np.random.PCG64(0).random_raw((_STEPS + 1) * _SHAPE[0] * _SHAPE[1])
     values = (words >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
     bits = values.reshape(_STEPS + 1, *_SHAPE).view(np.uint32) & np.uint32(0xFFFF0000)
@@ -85,7 +85,7 @@ def question() -> tuple[np.ndarray, np.ndarray]:
 
 
 def due(recipe: Arguments) -> np.ndarray:
-    """Return the patterns of the weights that the reference ends with."""
+    """Return the bits of the reference's final weights."""
     # By name: the packages know nothing of the reference, but for this command.
     spec = importlib.import_module("halfstep_spec")
     options = dict(recipe)
@@ -105,7 +105,7 @@ def due(recipe: Arguments) -> np.ndarray:
 
 
 def verdict(machine: Machine, device: str, mode: str) -> tuple[bool, str]:
-    """Take the steps under every recipe in one mode on one device; return whether all bits are due ones."""
+    """Take the steps under every recipe in one mode on one device; return whether all bits are right."""
     start, wrong = time.perf_counter(), []
     for name in RECIPES:
         recipe = getattr(recipes, name)
@@ -121,7 +121,7 @@ def verdict(machine: Machine, device: str, mode: str) -> tuple[bool, str]:
 
 
 def versions(framework: str) -> str:
-    """Return the versions of what a framework, or "" for none, needs."""
+    """Return the versions of a framework's packages; "" stands for none."""
     pairs = ((name, _version(name)) for name in _DISTRIBUTIONS[framework])
     return ", ".join(f"{name} {version}" for name, version in pairs)
 
@@ -134,7 +134,7 @@ def _version(name: str) -> str:
 
 
 def _word(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a reader of one argument whose errors the command line prints."""
+    """Return a parser of one argument; the command line prints its errors."""
 
     def read_or_say(text: str) -> T:
         try:
@@ -151,7 +151,7 @@ def _recipe(name: str) -> str:
 
 
 def warm(names: Sequence[str]) -> int:
-    """Compile what steps under recipes need, for images and clusters; all recipes where none is named."""
+    """Compile the steps of recipes ahead, for images and clusters; all recipes if none is named."""
     machine = importlib.import_module(_MACHINES["torch"])
     for name in names or RECIPES:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a framework says of its arrays, so that arithmetic is written once for both.
+"""The operations that a framework supplies, so that arithmetic is written once for both.
 
 Operators do the rest. Arrays are float32, or int32, where `>>` keeps the sign and sums wrap: that is so in
 both frameworks, and the contract's uint32 has the same patterns.
@@ -29,7 +29,7 @@ class Arrays(Protocol):
         """Return scale bytes as int32. Where a mark is looked for in int32, XLA may keep them for that."""
 
     def stored(self, codes: Array, dtype: str, /) -> Array:
-        """Return int32 in the dtype in which it is stored, or as it is, if a cast follows elsewhere."""
+        """Return int32 codes in their stored dtype, or unchanged if a cast follows elsewhere."""
 
     def shift(self, bits: Array, by: int, /) -> Array:
         """Return patterns moved down, with zeros above them."""
@@ -41,7 +41,7 @@ class Arrays(Protocol):
         """Return the nearest whole numbers, ties to even, in float32."""
 
     def where(self, mask: Array, x: Array, y: Array, /) -> Array:
-        """Return x where a mask holds, else y; one of them is an array, and says of what dtype."""
+        """Return x where a mask holds, else y. One of them is an array and decides the dtype."""
 
     def clip(self, x: Array, /, low: Array = None, high: Array = None) -> Array:
         """Return x, not below `low` and not above `high`: numbers, or arrays."""
@@ -50,7 +50,7 @@ class Arrays(Protocol):
         """Return x x."""
 
     def product(self, x: Array, y: Array, /) -> Array:
-        """Return x y, which a sum reads: rounded once all the same."""
+        """Return x y, rounded once, although a sum reads it."""
 
     def quotient(self, x: Array, y: Array, /) -> Array:
         """Return x / y, correctly rounded."""
@@ -68,5 +68,5 @@ class Arrays(Protocol):
         """Return the float32 numbers of codes of a table: exact."""
 
     def behind(self, x: Array, /) -> "Arrays":
-        """Return the same, for products that are made of `x`, whose sign is 0 and not known to be."""
+        """Return operations for products made of `x`, whose sign is 0 but unknown to the compiler."""
         ...

@@ -1,4 +1,4 @@
-"""Which weights of a model are cast to 16 bits, and how norms and embeddings are kept."""
+"""Which weights of a model are cast to 16 bits, and the dtypes of norms and embeddings."""
 
 import re
 

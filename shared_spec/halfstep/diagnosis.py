@@ -138,7 +138,7 @@ class Diagnosis(Report):
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
-    """What a framework's users know things by, and what a package offers them.
+    """The words and names of a framework that messages use.
 
     Attributes:
         package: the package of halfstep.
@@ -248,7 +248,7 @@ def end_codes(dtype: str) -> tuple[int, int | None] | None:
 
 
 def at_ends(name: str, dtype: str, lowest: float, highest: float) -> str:
-    """Return what it means that such shares of a second moment stand at the ends; "" below 1 % at either."""
+    """Return what given shares of a second moment at its ends mean; "" below 1 % at either."""
     if end_codes(dtype) is None or max(lowest, highest) <= 0.01:
         return ""
     what = [f"{lowest:.0%} of {name} at the smallest number of {dtype}, so that steps are too short"] * (

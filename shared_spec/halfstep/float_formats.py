@@ -37,7 +37,7 @@ class FloatFormat:
 
     @property
     def base(self) -> int:
-        """How far float32's patterns, cut to the mantissa of the format, stand above its own."""
+        """The offset of float32's patterns, cut to the format's mantissa, over its own."""
         return (126 + self.min_exponent) << self.mantissa_bits
 
     @property
@@ -47,7 +47,7 @@ class FloatFormat:
 
     @property
     def nan_code(self) -> int:
-        """The pattern of NaN: all ones in the exponent, and the first of the mantissa, or all of them."""
+        """The pattern of NaN: exponent all ones, and the first bit of the mantissa, or all of them."""
         ones = self.sign - 1
         cut_off = self.mantissa_bits - 1 if self.has_infinity else 0
         return ones >> cut_off << cut_off

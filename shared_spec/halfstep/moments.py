@@ -1,4 +1,4 @@
-"""The moments of a rule during one step: what was stored, and rounding what is to be, once."""
+"""The moments of a rule during one step: stored values, and the single rounding of new ones."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -64,14 +64,14 @@ class StepMoment:
         unit: "StepMoment | None" = None,
         feedback: Feedback | None = None,
     ):
-        """Take the bare array of a moment, the moment in whose root it is kept, and its feedback."""
+        """Take a moment's array, the moment that gives its unit, and its error feedback."""
         self.name, self.unit, self.feedback, self._op = name, unit, feedback, op
         self.value: Number = op.wrap(value)
         self.rounded: Number | None = None
 
     @property
     def has_inverse_root(self) -> bool:
-        """Whether the format is one that rounds by `inverse_root`."""
+        """Whether the format rounds by `inverse_root`."""
         return False
 
     @property

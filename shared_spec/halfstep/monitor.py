@@ -1,4 +1,4 @@
-"""What a run tells of itself while it trains: which numbers, at which steps, and what to say of them."""
+"""The numbers of a monitor, its steps, and its warnings."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ SAID: set[tuple[str, str]] = set()
 
 
 class Monitor:
-    """Measure every so many steps what rounding loses, of any transform or optimizer, ours or not.
+    """Measure every N steps what rounding loses, for any transform or optimizer.
 
     Call `read` after every step, in JAX with the weights and the state. Every `every`-th call returns the
     numbers as a flat dict of floats, for W&B, TensorBoard, a Trainer or Lightning; others return None, and do

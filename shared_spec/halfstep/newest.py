@@ -1,4 +1,4 @@
-"""The newest frameworks with which every test ran, and what is said where a newer one is used.
+"""The newest tested versions of frameworks, and the message for newer ones.
 
 A newer framework usually works. But compiled steps use private parts of torch, and steps in JAX its points of
 extension, which any release may change.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Origin(enum.Enum):
-    """What made an operand, as far as a compiler cares."""
+    """The operation that made an operand, where it matters to a compiler."""
 
     ARRAY = "array"  # already protected, or nothing that a compiler changes
     NUMBER = "number"  # a scalar of the step, perhaps a constant

@@ -74,7 +74,7 @@ def leaf_number(leaf: str | int) -> int:
 
 
 def in_range(name: str, value: SupportsIndex, bits: int) -> int:
-    """Return an argument of `random_words` that is a number of so many bits.
+    """Return an argument of `random_words`, checked to be a number of the given bits.
 
     Raises:
         TypeError: if it is no integer.

@@ -1,4 +1,4 @@
-"""What a package needs, and what to install where it is not there."""
+"""The requirements of a package, and what to install if one is missing."""
 
 import importlib.util
 

@@ -229,7 +229,7 @@ def _normal(results: Sequence[np.ndarray]) -> dict[tuple, np.ndarray]:
 
 
 def _line() -> str | None:
-    """Return the line of `update` that calls an operation; None for what stands around `update`."""
+    """Return the line of `update` that calls an operation; None outside of `update`."""
     frame = sys._getframe(2)
     inside = ("halfstep.", "halfstep_jax.", "halfstep_torch.")
     while frame is not None:

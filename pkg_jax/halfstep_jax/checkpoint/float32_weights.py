@@ -121,7 +121,7 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
 
 
 def _map_named(function, tree):
-    """Return the tree of what a function gives for the name and the array of every leaf."""
+    """Map a function of name and array over the leaves of a tree."""
     return jax.tree.structure(tree).unflatten([function(*named) for named in named_leaves(tree)])
 
 
@@ -130,19 +130,19 @@ def _keeps(x) -> bool:
 
 
 def _keeper(x) -> type[WeightRule] | None:
-    """Return the rule whose state `x` is: by its type, or, from a checkpoint, a mapping of its fields."""
+    """Return the rule of a state `x`, by its type, or by its fields if it is a mapping from a checkpoint."""
     if isinstance(x, Mapping):
         return next((rule for state, rule in _KEEPERS.items() if set(state._fields) == set(x)), None)
     return _KEEPERS.get(type(x))
 
 
 def _extras_of(state, rule: type[WeightRule]) -> Any:
-    """Return what a state keeps beside the weights, in their tree."""
+    """Return the arrays that a state keeps beside the weights, in their tree."""
     return state[rule.extra_field] if isinstance(state, Mapping) else getattr(state, rule.extra_field)
 
 
 def _all_extras(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
-    """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
+    """Return rule and further array of every weight that `state` keeps one for, by name."""
     weights = dict(named_leaves(params))
     extras: dict[str, tuple[WeightRule, Any]] = {}
     keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]

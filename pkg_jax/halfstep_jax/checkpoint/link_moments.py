@@ -74,7 +74,7 @@ class LinkMoments(NamedTuple):
 
 
 def kinds_of(caller: str, tx, params) -> tuple[Any, list[LinkMoments | str]]:
-    """Return the tree of a state of `tx` whose leaves are links with moments, and what stands at each.
+    """Return the tree of a state of `tx` whose leaves are links with moments, and these links.
 
     That is a `LinkMoments`, "count", "schedule", or "" for what stays as it is.
     """
@@ -109,7 +109,7 @@ def decoded_moments(caller: str, rule: str, state, tx, params) -> dict[tuple[str
 
 
 def with_kinds(caller: str, state, tx, params) -> list[tuple[LinkMoments | str, Any]]:
-    """Return of each part of a state of `tx` what it is (`kinds_of`), and the part."""
+    """Return pairs of a part of a state of `tx` and its kind (`kinds_of`)."""
     treedef, kinds = kinds_of(caller, tx, params)
     try:
         parts = treedef.flatten_up_to(state)

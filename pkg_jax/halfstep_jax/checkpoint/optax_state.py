@@ -26,7 +26,7 @@ _PARTS = (*_NAMES, *_INJECTED, optax.ScaleByScheduleState)
 
 
 def from_optax(state: Any, tx: optax.GradientTransformation, params: Any) -> Any:
-    """Return the state of `tx` that goes on from a state of Optax: to move a run in, in mid-run.
+    """Return the state of `tx` that continues from a state of Optax: to move a run in.
 
     Each moment is rounded once, to the format in which `tx` keeps it, stochastically if steps round it so.
     The words are those of the step of `state`. Counts come from `state`, 0 where it has none. Numbers, such
@@ -71,7 +71,7 @@ def from_optax(state: Any, tx: optax.GradientTransformation, params: Any) -> Any
 def to_optax(
     state: Any, tx: optax.GradientTransformation, params: Any, optax_tx: optax.GradientTransformation
 ) -> Any:
-    """Return the state of a transform of Optax that goes on from the state of `tx`: to move a run out.
+    """Return the state of an Optax transform that continues from the state of `tx`: to move a run out.
 
     Decodes the moments, and rounds them to nearest where `optax_tx` keeps 16 bits. Counts are those of
     `state`. Weights are apart: `float32_params`.
@@ -155,7 +155,7 @@ class _Moments:
         return array, count
 
     def steps(self) -> Any:
-        """Return the count of links that have none in the source."""
+        """Return the count for links whose source has none."""
         counts = self.counts["count"] + self.counts["schedule"]
         return counts[0] if counts else jnp.zeros([], jnp.int32)
 
@@ -164,7 +164,7 @@ class _Moments:
         return self.counts["schedule"].pop(0) if self.counts["schedule"] else self.steps()
 
     def check_taken(self) -> None:
-        """Refuse what nobody took."""
+        """Refuse moments that no link took."""
         left = [key for key, arrays in self._arrays.items() if arrays]
         if left:
             rule, field, leaf = left[0]
@@ -202,7 +202,7 @@ class _Theirs(_Moments):
 
 
 def _filled(theirs: _Theirs, kind: LinkMoments | str, x) -> Any:
-    """Return a part of a new state of ours with what is known of it."""
+    """Fill a part of a new halfstep state."""
     if isinstance(kind, LinkMoments):
         return kind.encoded(theirs, x)
     if kind == "schedule":
@@ -211,7 +211,7 @@ def _filled(theirs: _Theirs, kind: LinkMoments | str, x) -> Any:
 
 
 def _in_optax(ours: _Moments, state) -> Any:
-    """Return a new state of Optax with what is known of it."""
+    """Fill a new Optax state."""
     parts, treedef = jax.tree.flatten(state, is_leaf=lambda x: isinstance(x, _PARTS))
     made = []
     for x in parts:
@@ -226,7 +226,7 @@ def _in_optax(ours: _Moments, state) -> Any:
 
 
 def _with_moments(ours: _Moments, state) -> Any:
-    """Return a new state of a link of Optax with the moments of ours."""
+    """Fill a new state of an Optax link with our moments."""
     after, counts = {}, []
     for field in state._fields:
         if field == "count":

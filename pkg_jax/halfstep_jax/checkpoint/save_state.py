@@ -159,7 +159,7 @@ def _leaves_of(caller: str, state_slots: Slots, state) -> list[Any]:
 def _recipes(
     weights: Iterable[str], entries: list[Entry], counts: Mapping[int, int], seeds: Mapping[int, list[int]]
 ) -> dict[str, Recipe]:
-    """Return of every weight the links that touch it."""
+    """Return the links that touch each weight."""
     recipes: dict[str, Recipe] = {leaf: [] for leaf in weights}
     for i, entry in enumerate(entries):
         numbers, options = entry.numbers, entry.options
@@ -178,7 +178,7 @@ def _recipes(
 def _counts_and_seeds(
     caller: str, entries: list[Entry], recipes: Mapping[str, Recipe], saved: Mapping[str, Recipe]
 ) -> list[dict[str, Any]]:
-    """Return count and seed of every entry: those that the file has of all its weights."""
+    """Return count and seed of every entry, which must agree between its weights."""
     found: list[dict[str, Any]] = [{"count": None, "seed": None} for _ in entries]
     for leaf, recipe in recipes.items():
         touching = [i for i, entry in enumerate(entries) if leaf in entry.arrays]
@@ -232,7 +232,7 @@ def _is_key(x) -> bool:
 
 
 def _key(data: np.ndarray, like) -> jax.Array:
-    """Return random keys of such words, for the generator of `like`."""
+    """Return random keys from words, for the generator of `like`."""
     generators: list[Any] = []
     jax.eval_shape(lambda key: generators.append(jax.random.key_impl(key)), like)
     return jax.random.wrap_key_data(jnp.asarray(data), impl=generators[0])
@@ -243,5 +243,5 @@ def _placed(x, sharding) -> jax.Array:
 
 
 def _sharding(p) -> Any:
-    """Return where a weight is to be; None where that was not chosen."""
+    """Return the sharding for a weight; None if none was given."""
     return p.sharding if getattr(p, "committed", True) and hasattr(p, "sharding") else None

@@ -1,1 +1,1 @@
-"""What trainers ask for in forms of their own: modules that import the library that they are for."""
+"""Adapters for trainers, each of which imports its trainer."""

@@ -24,7 +24,7 @@ class HalfstepConfig(OptimizerConfig):
     seed: int = 0
 
     def build(self, num_train_steps: int) -> Any:
-        """Return the Optax transform of a run of so many steps."""
+        """Return the Optax transform of a run of `num_train_steps` steps."""
         arguments = {
             "learning_rate": self.lr_scheduler(num_train_steps),
             "weight_decay": self.weight_decay,

@@ -1,4 +1,4 @@
-"""What arithmetic that is written once asks of arrays of JAX: see `halfstep.arrays`."""
+"""The operations of `halfstep.arrays` on JAX arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ class JaxArrays:
         )
 
     def behind(self, x) -> "JaxArrays":
-        """Return the same with the sign of x for a zero, which costs no loop."""
+        """Return the same operations, with the sign of x as the opaque zero."""
         return JaxArrays(lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31))
 
 
@@ -103,6 +103,6 @@ def _marked_by_select(scale: jax.Array, field: jax.Array) -> jax.Array:
 
 
 def _marked_by_bits(scale: jax.Array, field: jax.Array) -> jax.Array:
-    """Do as `_marked_by_select`, without a select, which XLA on TPU keeps in memory for every element."""
+    """Do as `_marked_by_select` without a select, whose mask XLA on TPU stores for every element."""
     nan = (scale == NAN_SCALE).astype(jnp.int32) * _NAN
     return lax.bitcast_convert_type((field << np.int32(23)) | nan, jnp.float32)

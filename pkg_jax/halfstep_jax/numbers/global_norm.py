@@ -53,7 +53,7 @@ def global_norms(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def _exact_norm(axes: tuple[tuple[str, ...], ...], arrays: list[jax.Array]) -> Norms:
-    """Return the norm of float32 numbers by sums of integers; of each array over some mesh axes.
+    """Return the norm of float32 numbers by sums of integers, reduced over each array's mesh axes.
 
     One program outside `jax.jit` too: op by op it would be a hundred.
     """
@@ -114,7 +114,7 @@ def _carried(limbs: jax.Array) -> jax.Array:
 
 
 def _as_float32(limbs: jax.Array) -> jax.Array:
-    """Return float32 of the top 32 bits of a number, in their place."""
+    """Return the top 32 bits of a number as float32, in their place."""
     place = jnp.arange(_LIMBS)
     highest = jnp.max(jnp.where(limbs > 0, place, 0))
     padded = jnp.concatenate([jnp.zeros(2, jnp.uint32), limbs])

@@ -41,7 +41,7 @@ def as_float32(caller: str, name: str, value):
 
 
 def as_number(caller: str, name: str, value, check: hyperparameters.Check) -> Any:
-    """Return a hyperparameter in float32, checked as far as it can be read now."""
+    """Return a hyperparameter in float32, checked unless it is traced."""
     number = as_float32(caller, name, value)
     if not isinstance(number, Tracer):
         check(caller, name, value, float(number))
@@ -49,11 +49,11 @@ def as_number(caller: str, name: str, value, check: hyperparameters.Check) -> An
 
 
 def as_nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> Any:
-    """Return a hyperparameter in float32: finite and not negative, as far as it can be read now."""
+    """Return a hyperparameter in float32; it must be finite and not negative, unless it is traced."""
     return as_number(caller, name, value, functools.partial(hyperparameters.check_nonnegative, hint=hint))
 
 
 def check_order(caller: str, low_name: str, low, high_name: str, high) -> None:
-    """Refuse a lower bound above its upper bound, as far as both can be read now."""
+    """Refuse a lower bound above its upper bound, unless one is traced."""
     if not isinstance(low, Tracer) and not isinstance(high, Tracer):
         hyperparameters.check_order(caller, low_name, float(low), high_name, float(high))

@@ -41,7 +41,7 @@ def bias_correction(b, count) -> jax.Array:
 
 
 def bias_correction_and_zero(b, count) -> tuple[jax.Array, jax.Array]:
-    """Return `bias_correction`, and a zero out of its loop, for `exact.opaque`."""
+    """Return `bias_correction`, and a zero of its loop for `exact.opaque`."""
     b, count = jnp.broadcast_arrays(jnp.asarray(b, jnp.float32), jnp.asarray(count).astype(jnp.uint32))
     # Rolled, or XLA would fuse two hundred scalar operations into every kernel that uses the result; eight
     # bits a turn, because on a GPU every turn is a kernel launch. Written out and without an index: of a loop

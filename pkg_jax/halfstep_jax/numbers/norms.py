@@ -79,7 +79,7 @@ def _squares(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _squares_by_range(x: jax.Array, add_both: Callable) -> tuple[jax.Array, jax.Array]:
-    """Do as `_squares` in a single pass over memory, which knows no largest magnitude before it ends.
+    """Do as `_squares` in one pass over memory, before the largest magnitude is known.
 
     Two sums are taken of each piece of the array, of some trailing axes. The first sum has the squares of
     numbers below 2^b, moved up by a power of two. The second sum has the other squares, moved down.
@@ -130,13 +130,13 @@ def _sums(some: jax.Array, others: jax.Array, axes: tuple[int, ...]) -> tuple[ja
 
 
 def _complex_sums(some: jax.Array, others: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Do as `_sums` by a single one: of two XLA for GPUs would make a pass of their own."""
+    """Do as `_sums` by a single reduction: XLA on GPUs makes a pass over memory for each."""
     both = jnp.sum(lax.complex(some, others), axes)
     return lax.real(both), lax.imag(both)
 
 
 def check_axis_names(caller: str, axis_names: AxisNames) -> None:
-    """Refuse a norm inside `jax.shard_map` that was not told how arrays are cut."""
+    """Refuse a norm inside `jax.shard_map` without the mesh axes of the shards."""
     manual = manual_axes()
     if manual and axis_names is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The operations of a rule in JAX: what `halfstep.op` protects is made opaque by a zero of the step.
+"""The operations of a rule in JAX, with an opaque zero of the step where `halfstep.op` protects a rounding.
 
 Contract: A1 to A3.
 """
@@ -37,12 +37,12 @@ class JaxOp(NumbersOp):
         self._zero, self._axis_names, self._is_host = zero, axis_names, zero is None
 
     def _on_host(self, x: Any) -> bool:
-        """Whether x is a constant that NumPy computed, in `numbers`: no compiler changes how it was made."""
+        """Whether x is a constant that NumPy computed in `numbers`, which no compiler changes."""
         return self._is_host and isinstance(x, np.floating)
 
     @property
     def zero(self) -> jax.Array:
-        """The zero that no compiler proves to be one."""
+        """The opaque zero: no compiler can prove that it is 0."""
         if self._zero is None:
             self._zero = exact.opaque_zero()
         return self._zero
@@ -54,7 +54,7 @@ class JaxOp(NumbersOp):
         return x if isinstance(x, jax.Array) and x.dtype == jnp.float32 and not x.shape else None
 
     def opaque(self, x: Any) -> Any:
-        """Return x with its bits ORed with the zero; outside of steps NumPy's numbers stay NumPy's."""
+        """Return x with its bits ORed with the opaque zero; NumPy numbers outside of steps are unchanged."""
         return x if self._on_host(x) else exact.opaque(x, self.zero)
 
     def opaque_product(self, x: Any) -> Any:
@@ -62,7 +62,7 @@ class JaxOp(NumbersOp):
         return x if self._on_host(x) else exact.rounded_product(x, self.zero)
 
     def spread(self, x: Any, like: jax.Array) -> jax.Array:
-        """Return x in the shape of another array, ORed with a zero of each of its elements.
+        """Return x in the shape of another array, ORed with a zero from each of its elements.
 
         Behind a zero of the whole array XLA still sees one divisor, and multiplies by its reciprocal.
         """

@@ -50,7 +50,7 @@ def divide(x: jax.typing.ArrayLike, y: jax.typing.ArrayLike) -> jax.Array:
 
 
 def divide_by_scale(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the quotient of float32 `x` and `y`, rounded once: a `y` of three bits that elements share.
+    """Return the quotient of float32 `x` and a shared `y` of three significant bits, rounded once.
 
     XLA on CPU would take the product with the reciprocal of a divisor that elements share, which rounds
     twice. So there it is `quotient_by_products`.

@@ -130,7 +130,7 @@ def round_and_cast(x: jax.Array, name: str, words: jax.Array | None, *, saturate
 
 
 def _add_to_kept(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
-    """Add what carries into the kept bits where they round up. A carry into the exponent is right, too."""
+    """Add the rounding to the kept bits. A carry into the exponent is right, too."""
     drop = _MANTISSA_BITS - fmt.mantissa_bits
     if words is not None:
         return magnitude + draw(JaxArrays(), words, drop)
@@ -146,7 +146,7 @@ def _round_subnormal(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | 
 
 
 def _bounded(result: jax.Array, fmt: FloatFormat, saturate: bool) -> jax.Array:
-    """Apply the rules for what is past the largest finite value: contract R6 for states, R5 for weights."""
+    """Apply the rules past the largest finite value: contract R6 for states, R5 for weights."""
     last = np.float32(fmt.max).view(np.uint32) | ~_kept_mask(fmt)
     if saturate:
         return jnp.minimum(result, last)

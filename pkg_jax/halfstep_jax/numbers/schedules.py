@@ -16,7 +16,7 @@ from halfstep_jax.numbers.hyperparameters import as_float32
 
 
 class ScheduleState(NamedTuple):
-    """State of a link one of whose numbers follows a schedule.
+    """State of a link with a scheduled number.
 
     Attributes:
         count: int32 scalar, steps taken.
@@ -26,7 +26,7 @@ class ScheduleState(NamedTuple):
 
 
 def at_count(caller: str, name: str, value: optax.ScalarOrSchedule, count) -> Any:
-    """Return the float32 number of this step: of a schedule, at the count of steps before it."""
+    """Return the float32 number of this step; a schedule is read at the count before it."""
     if not callable(value):
         return value
     now: Any = value(count)
@@ -37,7 +37,7 @@ def at_count(caller: str, name: str, value: optax.ScalarOrSchedule, count) -> An
 
 
 def peak_of(schedule: Callable[..., Any]) -> np.floating | None:
-    """Return about the largest number of a schedule (`PEAK_COUNTS`); None where that is not known yet."""
+    """Return about the largest value of a schedule, over `PEAK_COUNTS`; None if it is traced."""
     with jax.ensure_compile_time_eval():
         try:
             rates = jax.vmap(lambda count: jnp.asarray(schedule(count), jnp.float32))(np.array(PEAK_COUNTS))
@@ -47,10 +47,10 @@ def peak_of(schedule: Callable[..., Any]) -> np.floating | None:
 
 
 def is_zero(number) -> bool:
-    """Whether a number is 0, and known to be before any step."""
+    """Whether a number is the constant 0."""
     return isinstance(number, np.floating) and number == 0
 
 
 def next_count(count: jax.Array) -> jax.Array:
-    """Return count + 1, in the dtype of `count`, and its largest value for ever after."""
+    """Return count + 1 in the dtype of `count`, saturated."""
     return jnp.asarray(optax.safe_increment(count))

@@ -21,26 +21,26 @@ _shared: contextvars.ContextVar[dict[tuple[int, ...], LeafKeys] | None] = contex
 
 
 def share_keys(ids: Sequence[int], keys: LeafKeys) -> None:
-    """Keep the keys of leaves for the links that follow; outside of an alias they are not kept."""
+    """Share the keys of leaves with the links that follow in an alias."""
     if (shared := _shared.get()) is not None:
         shared[tuple(ids)] = keys
 
 
 def shared_keys_of(ids: Sequence[int], role: int) -> LeafKeys | None:
-    """Return the keys of these leaves that an earlier link made for that role, if there are any."""
+    """Return the keys of leaves for a role that an earlier link shared, or None."""
     keys = (_shared.get() or {}).get(tuple(ids))
     return keys if keys is not None and role in keys.roles else None
 
 
 def shared_zero() -> jax.Array:
-    """Return a zero for `exact.opaque`: that of keys that an earlier link made, or a new one."""
+    """Return a zero for `exact.opaque`: that of shared keys, or a new one."""
     keys = next(iter((_shared.get() or {}).values()), None)
     return opaque_zero() if keys is None else keys.zero
 
 
 @contextlib.contextmanager
 def unshared_keys() -> Iterator[None]:
-    """Keep and find no keys meanwhile: for a trial inside of an alias, whose tracers must not leave it."""
+    """Share no keys inside: for a trial in an alias, whose tracers must not leave it."""
     with _sharing(None):
         yield
 

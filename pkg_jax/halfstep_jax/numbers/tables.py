@@ -34,7 +34,7 @@ def decode_table(codes: jax.Array, table: Table) -> jax.Array:
 
 
 def _fraction(words: jax.Array) -> jax.Array:
-    """Return odd multiples of 2^-17 in (0, 1). None is 0: what is next to zero rounds to zero everywhere."""
+    """Return odd multiples of 2^-17 in (0, 1). As none is 0, numbers next to zero round to zero."""
     odd = lax.shift_right_logical(words, np.int32(15)) | np.int32(1)
     return odd.astype(jnp.float32) * np.float32(2.0**-17)
 
@@ -51,7 +51,7 @@ def _count(y: jax.Array, h, table: Table) -> jax.Array:
 
 
 def _search(y: jax.Array, h, table: Table) -> jax.Array:
-    """Return the same where there are too many numbers to count.
+    """Do as `_count` for tables that are too long to count.
 
     They are evenly spaced within a decade, so that arithmetic finds two gaps of which one holds `y`.
     """
@@ -67,7 +67,7 @@ def _search(y: jax.Array, h, table: Table) -> jax.Array:
 
 
 def _position(magnitude: jax.Array, table: Table) -> jax.Array:
-    """Return how far behind zero in a dynamic map magnitudes stand: the i-th number at i, in float32.
+    """Return the positions of magnitudes in a dynamic map, counted from its zero, in float32.
 
     Between zero and the first number, where there is no decade, it is between 0.25 and 1.
     """
@@ -82,7 +82,7 @@ def _position(magnitude: jax.Array, table: Table) -> jax.Array:
 
 
 def _number(index: jax.Array, table: Table) -> jax.Array:
-    """Return the numbers of a dynamic map, and infinity behind the last."""
+    """Return the numbers of a dynamic map at positions, and infinity past its end."""
     looked_up, computed = (functools.partial(f, table=table) for f in (_looked_up, _computed))
     return lax.platform_dependent(index, cpu=looked_up, default=computed)
 
@@ -113,7 +113,7 @@ def _computed(index: jax.Array, table: Table) -> jax.Array:
 
 
 def _of_places(place: jax.Array, table: Table) -> jax.Array:
-    """Return the numbers that stand so far behind zero in a dynamic map, int32 from 0 to its end.
+    """Return the numbers at int32 positions of a dynamic map, from 0 to its end.
 
     Let the first decade have n numbers, and let the number be the k-th of N in its decade, from k = 0. The
     float (2 place + 2n - 1) / n has the decade in its exponent, from 1 up. Its mantissa is 1 + (k + 1/2) / N,
@@ -137,7 +137,7 @@ def _of_places(place: jax.Array, table: Table) -> jax.Array:
 
 
 def _last(table: Table) -> int:
-    """Return the place of 1."""
+    """Return the position of 1."""
     return table.size - 1 - table.zero
 
 

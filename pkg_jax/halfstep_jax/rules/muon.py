@@ -52,7 +52,7 @@ class ScaleByMuonState(NamedTuple):
 
 @state_of(NormalizeRows)
 class NormalizeRowsState(NamedTuple):
-    """State of `scale_by_muon(normalize="rows")`, behind that of the momentum; `nu_row` is float32."""
+    """State of `scale_by_muon(normalize="rows")`, after that of the momentum; `nu_row` is float32."""
 
     count: jax.Array
     seed: jax.Array
@@ -189,7 +189,7 @@ class Orthogonalize(shared.Orthogonalize):
 
 
 def _links(rule: ScaleByMuon) -> optax.GradientTransformationExtraArgs:
-    """Return the momentum of matrices, and behind it their factors."""
+    """Return the links of the momentum and of the factors of matrices."""
     factor, rows = rule.of_factor(_MUON, Orthogonalize)
     axes = MatrixAxes(factor.reduction_axis, factor.output_axis)
     whole = as_transform(factor)
@@ -248,7 +248,7 @@ def _of_whole(axes: MatrixAxes, tx: optax.GradientTransformationExtraArgs):
 
 
 def _of_matrices(axes: MatrixAxes, tx: optax.GradientTransformationExtraArgs):
-    """Return a transform that refuses, by the name of the leaf, what is no matrix, or not finite."""
+    """Return a transform that refuses leaves that are no matrices or not finite, by name."""
 
     def check(tree) -> None:
         for name, x in named_leaves(tree):

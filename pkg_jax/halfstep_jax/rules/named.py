@@ -38,7 +38,7 @@ def of_arguments(named: Named, arguments: Mapping[str, Any]) -> optax.GradientTr
 def links_of(
     named: Named, arguments: Mapping[str, Any], links: Links | None = None
 ) -> list[optax.GradientTransformationExtraArgs]:
-    """Return the links of a named optimizer; one whose argument the alias does not have is left out.
+    """Return the links of a named optimizer, without those whose argument the alias lacks.
 
     `links` are the functions that make links of some of its rules.
     """

@@ -1,4 +1,4 @@
-"""A step that is left out where a gradient is infinite or NaN, or where the caller says so."""
+"""Skipping a step with an infinite or NaN gradient, or on request."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class SkipNonfiniteState(NamedTuple):
 
 
 def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Leave out a step whole where a gradient is not finite: weights, moments and counts stay.
+    """Skip a whole step if a gradient is not finite: weights, moments and counts stay.
 
         ok = all gradients finite, and not skip
         u, state <- inner.update(g, state)   if ok, else -0.0 and the state as it was

@@ -158,7 +158,7 @@ class _Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Storage:
-    """How arrays are stored, and which: the format, whether rounding is stochastic, and the choice."""
+    """Which arrays are stored, in which format, and whether rounding is stochastic."""
 
     name: ClassVar[str] = _FUNCTION
     format: Format
@@ -166,7 +166,7 @@ class _Storage:
     select: Callable[[str, Any], bool] | None
 
     def arrays(self, state, stored=None) -> list[_Array]:
-        """Return the leaves of a state, or of its shapes; `stored` is the same as it is stored, if it is."""
+        """Return the leaves of a state or of its shapes, with those of the `stored` state if given."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
         codes = [x for _, x in leaves] if stored is None else jax.tree.leaves(stored)
         if len(codes) != len(leaves):
@@ -190,7 +190,7 @@ class _Storage:
         ]
 
     def check(self, arrays: list[_Array]) -> None:
-        """Refuse a choice of nothing, and negative numbers in a format without a sign."""
+        """Refuse an empty selection, and negative numbers in a format without a sign."""
         held = [array for array in arrays if _is_held(array.value)]
         if self.select and held and not any(self._chosen(array.name, array.value) for array in held):
             raise ValueError(
@@ -218,7 +218,7 @@ class _Storage:
         return treedef.unflatten([self._decode(*pair) for pair in zip(arrays, stored, strict=True)])
 
     def encode(self, arrays: list[_Array], state, seed: jax.Array, count: jax.Array) -> tuple[Any, Any]:
-        """Return the codes and the scales of what the wrapped transform made."""
+        """Return the codes and the scales of the wrapped transform's new state."""
         values = jax.tree.leaves(state)
         if not arrays:
             return self._trees(arrays, state, [])
@@ -267,7 +267,7 @@ class _Storage:
         return call_per_shape(_decoded, (fmt, jnp.dtype(array.value.dtype).name), encoded)
 
     def _encode(self, array: _Array, x: jax.Array, keys: LeafKeys | None, index) -> Encoded:
-        """Return what is stored of one array; without keys, to nearest."""
+        """Return one encoded array; without keys, rounded to nearest."""
         if array.format is None:
             return Encoded(x, None)
         return call_per_shape(_encoded, (array.format, self.stochastic), x, keys, index)
@@ -279,14 +279,14 @@ class _Storage:
 
 
 def _decoded(static: tuple[Format, str], encoded: Encoded) -> jax.Array:
-    """Return an array in the dtype that it has in the wrapped transform."""
+    """Return a decoded array in its dtype in the wrapped transform."""
     fmt, dtype = static
     values = fmt.decode(encoded)
     return values if dtype == "float32" else round_and_cast(values, dtype, None, saturate=True)
 
 
 def _encoded(static: tuple[Format, bool], x: jax.Array, keys: LeafKeys | None, index) -> Encoded:
-    """Return what is stored of an array that a format holds; without keys, to nearest."""
+    """Return an encoded array; without keys, rounded to nearest."""
     fmt, stochastic = static
     key = None if keys is None else keys.of_leaf(index)
     wide = x.astype(jnp.float32) if key is None else opaque_input(x, key.zero)
@@ -300,7 +300,7 @@ def _is_held(x) -> bool:
 
 
 def _sign(path) -> bool | None:
-    """Return whether the array at a path may be negative, as far as the names of Optax's fields tell."""
+    """Return whether the array at a path may be negative, judged by Optax's field names."""
     fields = (key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey))
     return next((_KNOWN_FIELDS[name] for name in fields if name in _KNOWN_FIELDS), None)
 

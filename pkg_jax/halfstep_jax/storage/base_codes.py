@@ -1,4 +1,4 @@
-"""What a `Format` asks of its codes, of whatever kind.
+"""What a `Format` needs of its codes.
 
 Contract: F4, F5. Elementwise; which elements share a scale is not known here (`blocks.py`, `formats.py`).
 """

@@ -69,7 +69,7 @@ class Format(shared.Format):
         return CODES[self.family][self.dtype]
 
     def problem_of(self, scale, shape: tuple[int, ...]) -> str | None:
-        """Return what is wrong with the scales of an array of `shape`, as far as it can be read now."""
+        """Return what is wrong with the scales of an array of `shape`, unless they are traced."""
         expected = self.scale_shape(shape)
         made = f"block_size={self.block_size!r} makes it uint8{list(expected)}"
         if scale is None:
@@ -128,7 +128,7 @@ class Format(shared.Format):
     def round_trip(
         self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never"
     ) -> tuple[Encoded, jax.Array]:
-        """Return what `encode` returns, and what `decode` makes of that."""
+        """Return the codes of `encode` and the values that they decode to."""
         if not self.packed:
             encoded = self.encode(x, words, keep_nonzero=keep_nonzero)
             return encoded, self.decode(encoded, words)

@@ -59,7 +59,7 @@ def _another_root(v: jax.Array, zero: jax.Array) -> jax.Array:
 
 
 def within_scales(z: jax.Array, fmt: shared.Format) -> jax.Array:
-    """Return z, where finite, up to the largest number that a fine scale holds: past it a block is NaN."""
+    """Return finite z clipped to the largest number that a fine scale holds; past it a block would be NaN."""
     if not fmt.scaled:
         return z
     largest = np.float32(shared.largest(fmt))

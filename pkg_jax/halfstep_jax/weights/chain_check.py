@@ -1,4 +1,4 @@
-"""Whether what a chain stores its weights by stands where it can: nothing after it may change its updates."""
+"""Checks that no link changes the updates after the link that stores the weights."""
 
 import inspect
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class ChainFault(NamedTuple):
 
 
 def chain(*links: optax.GradientTransformation, **extra_args: Any) -> optax.GradientTransformationExtraArgs:
-    """Do as `optax.chain`, and refuse in `init` a chain that loses the updates of 16-bit weights.
+    """Do as `optax.chain`; `init` refuses a chain that loses updates of 16-bit weights.
 
     `init` calls `check_chain`, which only traces one step where the link that stores the weights is the last.
     The updates are those of `optax.chain`. Use it for a whole optimizer. A part of one need not store
@@ -134,7 +134,7 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
 def chain_fault(
     tx: optax.GradientTransformation, params: Any, extra_args: dict[str, Any]
 ) -> ChainFault | None:
-    """Return what is wrong with a chain that stores weights; None of one that is right, or stores none."""
+    """Return the fault of a chain that stores weights; None if it has none, or stores none."""
     small = _small_params(tx, params)
     try:
         found = _traced(tx, small, extra_args)
@@ -159,7 +159,7 @@ class _StepsLeftOut(TypeError):
 
 
 class _Traced(NamedTuple):
-    """What a step on shapes showed.
+    """What a traced step showed.
 
     Attributes:
         by: of the leaves of 16 bits, the link that stored each last.
@@ -194,7 +194,7 @@ def _traced(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]
 
 
 class _Trial:
-    """What a few steps showed: leaves of 16 bits, what links stored, and leaves that none of these did."""
+    """What trial steps showed: the 16-bit leaves, what links stored, and wrong leaves."""
 
     def __init__(self, params):
         self.narrow = [name for name, p in named_leaves(params) if not is_wide(p)]
@@ -202,7 +202,7 @@ class _Trial:
         self.wrong: set[str] = set()
 
     def look(self, updates) -> None:
-        """Compare the updates of a step to what links returned."""
+        """Compare the updates of a step with what links returned."""
         for name, u in named_leaves(updates):
             if name not in self.narrow or not np.any(np.asarray(u)):
                 continue
@@ -235,7 +235,7 @@ def _try(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -
 
 
 def _period(tx: optax.GradientTransformation) -> int:
-    """Return after how many steps `optax.lookahead` moves its weights; 1 of any other transform."""
+    """Return the sync period of `optax.lookahead`; 1 for any other transform."""
     return int(_closure(_update(tx)).get("sync_period", 1))
 
 
@@ -261,7 +261,7 @@ def _fault(
 
 
 def _culprit(tx: optax.GradientTransformation, params, extra_args, name: str) -> optax.GradientTransformation:
-    """Return the link, or the wrapper, behind which the updates of a leaf are wrong."""
+    """Return the link or wrapper after which the updates of a leaf are wrong."""
     links = _links(tx)
     for k in range(1, len(links) + 1):
         first = optax.chain(*links[:k])
@@ -275,7 +275,7 @@ def _culprit(tx: optax.GradientTransformation, params, extra_args, name: str) ->
 
 
 def _links(tx: optax.GradientTransformation) -> list[optax.GradientTransformation]:
-    """Return the links of an `optax.chain`, nested ones too; none of any other transform."""
+    """Return the links of an `optax.chain`, also nested ones; none for other transforms."""
     made_by = _closure(tx.init).get("tx", tx)  # of `chain`
     update = _closure(tx.update).get("update", tx.update)  # of an alias
     inits, updates = _closure(made_by.init).get("init_fns"), _closure(update).get("update_fns")
@@ -292,7 +292,7 @@ def _name(tx: optax.GradientTransformation) -> str:
 
 
 def _update(tx: optax.GradientTransformation) -> Callable[..., Any]:
-    """Return the update of a transform, not of what only passes extra arguments on."""
+    """Return the update of a transform without the wrapper that passes extra arguments."""
     update = tx.update
     while _function(update) == "with_extra_args_support":
         update = _closure(update)["tx"].update
@@ -308,11 +308,11 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _gradient(params):
-    """Return a gradient of ones; `optax.lookahead` wants that of its fast weights."""
+    """Return a gradient of ones; for `optax.lookahead`, that of its fast weights."""
     return jax.tree.map(jnp.ones_like, params.fast if isinstance(params, optax.LookaheadParams) else params)
 
 
 def _small_params(tx: optax.GradientTransformation, params):
-    """Return small arrays in the place of weights, in the form in which the transform steps them."""
+    """Return small stand-ins for the weights, in the form that the transform steps."""
     small = jax.tree.map(lambda p: jnp.full([min(n, _LONGEST_AXIS) for n in p.shape], 0.05, p.dtype), params)
     return as_stepped(tx, small)

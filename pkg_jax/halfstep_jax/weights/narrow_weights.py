@@ -1,4 +1,4 @@
-"""How a weight is stored: rounded stochastically, or with what rounding has lost beside it (Kahan's sum).
+"""Narrow weight storages: stochastic rounding, and Kahan compensation.
 
 Contract: section P. Ways that keep more of a weight than the model sees for the links themselves are in
 `wide_weights.py`.

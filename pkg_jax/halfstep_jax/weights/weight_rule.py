@@ -1,4 +1,4 @@
-"""What a way to store weights is, and the transform of one: a last link, or a wrapper of a whole chain.
+"""The base of weight storages, and their transform: a last link, or a wrapper of a chain.
 
 Contract: section P.
 """
@@ -44,16 +44,16 @@ class WeightRule:
 
     @classmethod
     def of_extra(cls, extra) -> "WeightRule":
-        """Return the rule that keeps such an array beside a weight."""
+        """Return the rule that fits a further array."""
         return cls()
 
     @property
     def extra_dtype(self) -> Any:
-        """The dtype of what is kept beside a weight; None where nothing is."""
+        """The dtype of the further array; None if there is none."""
         return None
 
     def first_extra(self, p) -> jax.Array:
-        """Return what is kept beside a new weight: zeros, as the weight holds itself."""
+        """Return the first further array of a weight: zeros."""
         return jnp.zeros_like(p, dtype=self.extra_dtype)
 
     def rounds(self, dtype) -> bool:
@@ -61,11 +61,11 @@ class WeightRule:
         return False
 
     def join(self, p: jax.Array, extra) -> jax.Array:
-        """Return the weights as precisely as they are known, in float32."""
+        """Return the weights with their further bits, in float32."""
         return p.astype(jnp.float32)
 
     def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, Any]:
-        """Return the model's weights, in float32 or `dtype`, and what is kept beside them.
+        """Split float32 `w` into the model's weights, in float32 or `dtype`, and the further array.
 
         Without words, values are rounded to nearest.
         """
@@ -74,7 +74,7 @@ class WeightRule:
     def apply(
         self, u: jax.Array, p: jax.Array, extra, words: jax.Array | None, zero: jax.Array
     ) -> tuple[jax.Array, Any]:
-        """Return the weights that p becomes by an update, and what is kept beside them, as `store` does."""
+        """Return the weights after an update, and the arrays beside them, as `store` does."""
         return self.store(self.join(p, extra) + u, p.dtype, words)
 
 
@@ -137,7 +137,7 @@ def param_keys(leaves: Leaves, seed: jax.Array | np.ndarray, count) -> LeafKeys:
 
 
 def apply_to_leaves(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: LeafKeys | None):
-    """Return the tree of updates that lead to the new weights, and the tree of what is kept beside them."""
+    """Return the trees of the updates to the new weights and of their further arrays."""
     zero = shared_zero() if keys is None else None
     parts = shards(rule.name, leaves.names, leaves.values)
     indices = [None] * len(weights) if keys is None else keys.indices(parts)
@@ -149,7 +149,7 @@ def apply_to_leaves(rule: WeightRule, leaves: Leaves, weights: list, extras: lis
 
 
 def _apply_to_leaf(rule: WeightRule, zero, keys: LeafKeys | None, index, u: jax.Array, p: jax.Array, extra):
-    """Return the update of one leaf, and what is kept beside its weight."""
+    """Return the update of one leaf and its further array."""
     key = None if keys is None else keys.of_leaf(index)
     zero = zero if key is None else key.zero
     u = opaque_input(u, zero)
@@ -162,7 +162,7 @@ def _apply_to_leaf(rule: WeightRule, zero, keys: LeafKeys | None, index, u: jax.
 
 
 def _wide(rule: WeightRule, leaves: Leaves, weights: list, extras: list) -> list:
-    """Return the weights as `inner` sees them: in float32, where there is an update."""
+    """Return the float32 weights that `inner` sees, for leaves with an update."""
     rows = zip(leaves.values, weights, extras, strict=True)
     return [p if u is None or is_wide(p) else call_per_shape(_join, rule, p, extra) for u, p, extra in rows]
 
@@ -172,14 +172,14 @@ def _join(rule: WeightRule, p: jax.Array, extra) -> jax.Array:
 
 
 def _first_extras(rule: WeightRule, params):
-    """Return what is kept beside new weights, in their tree; of a float32 weight nothing."""
+    """Return the first further arrays of weights, in their tree; float32 weights have none."""
     if not rule.extra_field:
         return None
     return jax.tree.map(lambda p: optax.MaskedNode() if is_wide(p) else rule.first_extra(p), params)
 
 
 def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
-    """Return what is kept beside every weight, and refuse what `init` would not have made."""
+    """Return the further array of every weight; refuse one that `init` would not have made."""
     if not rule.extra_field:
         return [None] * len(weights)
     kept = getattr(state, rule.extra_field)

@@ -1,4 +1,4 @@
-"""How weights are stored, by name: the argument `param_storage` of the aliases, for a chain of any links."""
+"""The argument `param_storage` of the aliases, also for chains of any links."""
 
 import functools
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def store_params(
 def with_param_storage(
     caller: str, param_storage: str, links: Sequence[optax.GradientTransformation], seed
 ) -> optax.GradientTransformationExtraArgs:
-    """Return a chain of links with what stores its weights: a last link, or a wrapper of the whole."""
+    """Return a chain of links with its weight storage: a last link, or a wrapper."""
     check_param_storage(caller, param_storage)
     storages = {
         "stochastic": lambda: optax.chain(*links, round_stochastically(seed)),

@@ -1,1 +1,1 @@
-"""What JAX and XLA make of a step, and how they are kept from changing its bits."""
+"""Control of XLA: its exactness, and hints for speed."""

@@ -1,4 +1,4 @@
-"""What keeps a compiler from changing a rounding: no product fused with a sum, no factors gathered.
+"""Opaque zeros, which keep XLA from changing a rounding: from fusing or regrouping products.
 
 Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused multiply-add. It turns
 `(x * c1) * c2` into `x * (c1 * c2)`, and `a / sqrt(b)` into `a * rsqrt(b)`. Op by op it does nothing of the
@@ -54,7 +54,7 @@ def opaque(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
 
 
 def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
-    """Return in float32, opaque, what another link or the caller gave.
+    """Return the input of a link, opaque and in float32.
 
     In 16 bits too: a product in bfloat16 that is then cast to float32 would not be rounded to bfloat16. Its
     pattern, shifted, is that number in float32, which no compiler takes for a cast; the shift costs nothing.
@@ -71,7 +71,7 @@ def opaque_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
 
 
 def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
-    """Return `rounded`, which to a derivative is `x`: what a step rounds passes derivatives on as they are.
+    """Return `rounded` with the derivative of `x` (straight-through).
 
     Example:
         >>> float(jax.grad(lambda x: straight_through(x, jnp.round(x)) ** 2)(0.75))
@@ -94,7 +94,7 @@ def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
 
 
 def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
-    """Return a b in float32, rounded once, whatever reads it.
+    """Return a b in float32, rounded once even if a sum reads it.
 
     Example:
         >>> float(opaque_product(np.float32(2.0), np.float32(-0.0), opaque_zero()))
@@ -158,7 +158,7 @@ _straight_through = elementwise(
 
 
 def zero_of_pass(zero: jax.Array, *, on_gpu: bool) -> jax.Array:
-    """Return a zero behind which XLA takes an array for another one: on a CPU, and `on_gpu` if that is set.
+    """Return a zero that makes an array distinct for XLA: on a CPU, and on a GPU if `on_gpu`.
 
     On a TPU it is the zero itself: what is behind it twice is computed once.
     """
@@ -180,7 +180,7 @@ _zero_of_pass_on_cpu = elementwise(
 
 
 def zero_on_cpu(zero: jax.Array) -> jax.Array:
-    """Return the zero; elsewhere one that XLA knows and leaves out."""
+    """Return the zero on a CPU; elsewhere a constant 0, which XLA removes."""
     return _zero_on_cpu(zero)
 
 
@@ -190,7 +190,7 @@ _zero_on_cpu = elementwise(
 
 
 def stored_with(x: jax.Array, codes: jax.Array, zero: jax.Array) -> jax.Array:
-    """Return float32 `x`, on a TPU as a number that is known once `codes`, of its shape, are.
+    """Return float32 `x`; on a TPU it depends on `codes`, of its shape, so that one kernel makes both.
 
     XLA for a TPU makes them in one kernel where the last needs the others, and else reads all inputs twice.
     """

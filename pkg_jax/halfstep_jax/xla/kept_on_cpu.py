@@ -1,4 +1,4 @@
-"""What XLA on CPU is told to keep between its kernels, so that none of them computes it anew.
+"""Values that XLA on CPU stores between its kernels, instead of computing them again in each.
 
 Values are what they were: only memory and time differ.
 """
@@ -14,7 +14,7 @@ _ONE = np.float32(1).view(np.uint32)
 
 
 def keep_for_kernels(x: jax.Array) -> jax.Array:
-    """Return float32 `x` as a quotient by an opaque 1, which XLA on CPU keeps for all kernels that read it.
+    """Return float32 `x` divided by an opaque 1, which makes XLA on CPU store it for all kernels.
 
     XLA computes a cheap value anew in each of these kernels, with everything that leads to it. So it copies
     donated inputs that one kernel overwrites and another kernel reads. It treats a quotient as expensive, and
@@ -31,7 +31,7 @@ def keep_for_kernels(x: jax.Array) -> jax.Array:
 
 
 def keep_codes_for_kernels(x: jax.Array) -> jax.Array:
-    """Return codes as XLA on CPU keeps them for all kernels that read them: out of a loop that never turns.
+    """Return codes through a loop without iterations, which makes XLA on CPU store them for all kernels.
 
     XLA fuses nothing across a loop. Codes of one byte are a quarter of what `keep_for_kernels` keeps. The
     kernel that writes them has vectors twice as wide as a kernel that writes numbers of 16 or 32 bits.

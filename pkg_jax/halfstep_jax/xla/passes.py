@@ -1,4 +1,4 @@
-"""A step in several passes over memory, so that nothing but what is stored crosses memory between them."""
+"""A step in several passes over memory: only stored arrays cross memory between them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ ARE_THERE = all(hasattr(core, name) for name in ("ClosedJaxpr", "Literal", "jaxp
 
 
 def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool) -> tuple[Any, Any]:
-    """Return what a step returns, and what it stores, each array of which a pass of its own makes.
+    """Run a step in passes, one for each stored array; return its result and the stored arrays.
 
     XLA keeps in float32 what has a root in it and two uses. So nothing has two: a pass begins with the inputs
     again, behind another zero, and XLA does not see that it is the same step. The step is traced once. A pass
@@ -53,7 +53,7 @@ def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool
 
 
 def _part(trace: Any, results: Sequence[Any]) -> Any:
-    """Return the part of a trace that some of its results depend on."""
+    """Return the part of a trace that given results depend on."""
     needed, eqns = _variables(results), []
     for eqn in reversed(trace.eqns):
         if not needed.isdisjoint(eqn.outvars):

@@ -1,4 +1,4 @@
-"""Operations of ours that are one equation of a trace each, whatever they are made of on a platform.
+"""JAX primitives: operations that are one equation in a trace and are lowered by platform.
 
 Contract: A2, A3. A `jax.lax.platform_dependent` holds the branches of all platforms in every trace, and a
 `jax.custom_jvp` a program of its own; a primitive has neither, and says what it is where it is lowered.
@@ -126,7 +126,7 @@ def _primitive(name: str, type_of_result, derivative, implementation: _Operation
 def _lower(
     primitive: Any, platform: str | None, function: _Operation, in_hlo: Callable[..., Any] | None
 ) -> None:
-    """Say what a primitive is on a platform; None: on all others."""
+    """Register the lowering of a primitive on a platform; None means all others."""
     mlir = importlib.import_module("jax.interpreters.mlir")
     rule = mlir.lower_fun(function, multiple_results=False)
     if in_hlo is not None:
@@ -135,7 +135,7 @@ def _lower(
 
 
 def _plain(here: _Operation, derivative: Callable[..., Any]) -> _Operation:
-    """Return an operation without a primitive: the same bits, and longer traces."""
+    """Return an operation without a primitive: the same bits, longer traces."""
 
     @jax.custom_jvp
     def operation(*operands):
@@ -150,7 +150,7 @@ def _lowered(operation: Callable[..., Any], _, *operands) -> list:
 
 
 def _batched(operands: Sequence[Any], axes: Sequence[Any]) -> tuple[list[jax.Array], int]:
-    """Return the operands of a batch, all of one shape, and which of its axes counts the batch."""
+    """Return the operands of a batch in one shape, and its batch axis."""
     rows = [(jnp.asarray(x), a, _without(a, jnp.shape(x))) for x, a in zip(operands, axes, strict=True)]
     shape = max((part for _, _, part in rows), key=len)
     size = next(x.shape[a] for x, a, _ in rows if a is not None)

@@ -1,4 +1,4 @@
-"""Inside `jax.shard_map` an array is a shard: which part of which whole, as far as it was told.
+"""Shards inside `jax.shard_map`: which part of which array each is.
 
 Contract: W8. Random words and blocks are those of whole arrays; `in_shard_map` tells how these are cut.
 """
@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 )
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A part of an array that is cut into equal ones.
+    """One of the equal parts into which an array is cut.
 
     Attributes:
         shape: of the part.
@@ -47,7 +47,7 @@ class Shard:
         return self.positions[axis] * np.uint32(self.shape[axis])
 
     def check(self) -> None:
-        """Refuse to go on with part of an array as if it were all of it."""
+        """Raise an error: a shard must not be taken for the whole array."""
         if self.problem:
             raise ValueError(self.problem)
 
@@ -59,7 +59,7 @@ _shard_context: contextvars.ContextVar[Mapping[str, Shard] | None] = contextvars
 
 @contextlib.contextmanager
 def known_shards(shards: Mapping[str, Shard] | None) -> Iterator[None]:
-    """Let links know which parts their arrays are, by the names of the weights; None: nothing is said."""
+    """Tell links which shards their arrays are, by weight names; None tells nothing."""
     token = _shard_context.set(shards)
     try:
         yield
@@ -68,19 +68,19 @@ def known_shards(shards: Mapping[str, Shard] | None) -> Iterator[None]:
 
 
 def manual_axes() -> tuple[str, ...]:
-    """Return the mesh axes over which the program around is one device's own: those of `jax.shard_map`."""
+    """Return the manual mesh axes: those of the surrounding `jax.shard_map`."""
     return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 
 def varying(x) -> frozenset[str]:
-    """Return the mesh axes over which an array varies, as far as JAX keeps track of it."""
+    """Return the mesh axes over which an array varies, if JAX tracks them."""
     kind: Any = jax.typeof(x)
     # Before JAX 0.10 it is called so.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
 def vary_together(arrays: Sequence[Any]) -> list[Any]:
-    """Return arrays marked to vary over all the mesh axes over which one of them does."""
+    """Return arrays that vary over the union of their mesh axes."""
     if not manual_axes():
         return list(arrays)
     axes = frozenset[str]().union(*map(varying, arrays))
@@ -96,7 +96,7 @@ def _marked(x, axes: tuple[str, ...]):
 
 
 def shard_of(spec: PartitionSpec, shape: tuple[int, ...]) -> Shard:
-    """Return which part an array of `shape` is, here, of one that a PartitionSpec cuts.
+    """Return the shard of `shape` on this device, for a PartitionSpec.
 
     Axes of the mesh that are not manual here do not count: over these an array is whole.
     """
@@ -113,7 +113,7 @@ def shard_of(spec: PartitionSpec, shape: tuple[int, ...]) -> Shard:
 def shards(
     caller: str, names: Sequence[str], values: Sequence[Any], alike: Sequence[Any] | None = None
 ) -> list[Shard | None]:
-    """Return which parts arrays are, each of the weight whose name its own ends with; None: it is whole.
+    """Return the shard of each array, found by the weight name that ends its own; None if it is whole.
 
     `values` are arrays or their shapes; None where there is none. `alike` are arrays that are whole where
     these are; None: these themselves.
@@ -125,7 +125,7 @@ def shards(
 
 
 def whole_shape(shard: Shard | None, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the whole array of which one of `shape` is a part."""
+    """Return the shape of the whole array, given a shard of `shape`."""
     return shape if shard is None or shard.problem else shard.whole
 
 
@@ -147,7 +147,7 @@ def _shard(caller: str, name: str, shape: tuple[int, ...], x) -> Shard | None:
 
 
 def _unknown_shard(caller: str, name: str, shape: tuple[int, ...], x) -> Shard | None:
-    """Return None of an array that JAX knows to be whole, and else what refuses it once it matters."""
+    """Return None for an array that is whole, else a shard that raises when it is used."""
     manual = manual_axes()
     if isinstance(x, jax.Array) and varying(lax.axis_index(manual)) and not varying(x):
         return None

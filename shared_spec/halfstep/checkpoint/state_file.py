@@ -1,4 +1,4 @@
-"""A state file: safetensors with a header of ours, and a digest of every byte. Contract: section T.
+"""A state file: safetensors with a header and a digest of every byte. Contract: section T.
 
 Arrays are bytes with a dtype and a shape, so that nothing here knows of a framework.
 """
@@ -129,7 +129,7 @@ def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[Header, 
 
 
 def _parsed(caller: str, path: pathlib.Path, text: bytes) -> tuple[dict[str, Header], Header]:
-    """Return the entries of the arrays, and our header, of which the version alone is known to be there."""
+    """Return the entries of the arrays, and the header, of which only the version is checked."""
     try:
         entries = json.loads(text)
         header = json.loads(entries.pop("__metadata__")["halfstep"])

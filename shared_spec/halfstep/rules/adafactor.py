@@ -135,7 +135,7 @@ class ScaleByFactoredRms(Rule):
 
 
 class ClipByBlockRms(Rule):
-    """Shorten every update whose root mean square is above a threshold: u / max(1, rms(u) / threshold).
+    """Clip every update by its root mean square: u / max(1, rms(u) / threshold).
 
     rms(u) = sqrt(mean(u u)), a sum by halves (contract M3), so that the bits are the same everywhere. The
     bound is a product with 1 / threshold, and the update is multiplied by an inverse: each is rounded once.

@@ -1,4 +1,4 @@
-"""Muon (contract A13, A14, A22): momentum, the matrices of an array, and what surrounds their factor."""
+"""Muon (contract A13, A14, A22): momentum, the matrices of an array, and the scale of their factor."""
 
 import dataclasses
 import functools
@@ -238,12 +238,12 @@ class ScaleByMuon(Rule):
 
     @property
     def momentum(self) -> MuonMomentum:
-        """The first of the rules that it stands for."""
+        """The rule of the momentum."""
         fields = dataclasses.fields(MuonMomentum)  # pyright: ignore[reportArgumentType]
         return MuonMomentum(**{field.name: getattr(self, field.name) for field in fields})
 
     def of_factor(self, caller: str, orthogonalize: type[Factor]) -> tuple[Factor, NormalizeRows | None]:
-        """Return the others: the factor, and what normalizes its rows, which then scales.
+        """Return the rules of the factor and of its normalized rows, the last of which scales.
 
         Raises:
             TypeError: if a number is none.
@@ -352,7 +352,7 @@ def matrices_of(caller: str, shape: Sequence[int], reduction_axis: Axes, output_
 
 
 def shape_scale(scale: str | None, matrices: Matrices) -> np.float32:
-    """Return the number by which the factor of such a matrix is multiplied, rounded once to float32.
+    """Return the multiplier of a matrix's factor, rounded once to float32.
 
     "original" is sqrt(max(1, outputs / inputs)), Jordan's; "consistent_rms" 0.2 sqrt(max(inputs, outputs)),
     with which updates are as large as AdamW's.

@@ -176,7 +176,7 @@ def _choice(
 
 
 def _why_not(name: str, shape: tuple[int, ...], tied: bool, stack: str | None) -> str:
-    """Return why a parameter of which nothing is said is left to AdamW; "" where it is not."""
+    """Return why an unlabeled parameter is left to AdamW; "" if it is not."""
     if len(shape) != 2:
         axis = "axis" if len(shape) == 1 else "axes"
         return f"{len(shape)} {axis}" + (": declare MatrixAxes for Muon" if len(shape) > 2 else "")

@@ -1,4 +1,4 @@
-"""Named optimizers: of which links each is made, in order, and which arguments are for what.
+"""Named optimizers: the links of each in order, and their arguments.
 
 The functions of JAX and the classes of torch have the arguments, with their defaults; all else stands here.
 """
@@ -85,7 +85,7 @@ class Named:
 
     @property
     def front(self) -> "Named":
-        """What stands in front of one rule for all: L2 decay."""
+        """The links before a rule for the whole step: L2 decay."""
         return dataclasses.replace(self, parts=tuple(itertools.takewhile(_is_decay, self.parts)))
 
     @property

@@ -55,7 +55,7 @@ class ScaleByScheduleFree(Rule):
     lead = moment(torch="lead", errors="lasting")
 
     def __post_init__(self) -> None:
-        """Refuse the roundings to nearest under which the average would stand still."""
+        """Refuse rounding to nearest, under which the average would stall."""
         if self.lead_rounding in ("nearest", "auto"):
             raise ValueError(
                 f"{self.name}: lead_rounding={self.lead_rounding!r} freezes the average: step t moves it by "

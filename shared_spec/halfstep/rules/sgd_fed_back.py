@@ -49,7 +49,7 @@ class SGDFedBack(Rule):
         return {"back": ((1 - h.decay) / op.maximum(later, TINY)) / largest_rate(h, op)}
 
     def update(self, g, p, n, m, op):
-        """Return q - p; where nothing is left out w - p, of which p + u makes w; -0.0 where q is p."""
+        """Return q - p; w - p where rounding is exact, and -0.0 where q is p."""
         t = g + n.decay * m.trace.value
         down = n.learning_rate * (g + n.decay * t if self.nesterov else t)
         w = p - down

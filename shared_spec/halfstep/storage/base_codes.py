@@ -1,4 +1,4 @@
-"""What every kind of codes is: its limits, its scales, and how NaN is marked.
+"""The base of all kinds of codes: limits, scales, and the marking of NaN.
 
 Contract: F3 to F5. The kinds stand in files of their own, and a framework gives the arrays (`Arrays`).
 Which elements share a scale is not known here.
@@ -19,7 +19,7 @@ NAN_SCALE = 255
 
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """What codes are, and what they hold. In arithmetic codes and words are int32, and scales bytes or int32.
+    """A kind of codes. In arithmetic, codes and words are int32, and scales bytes or int32.
 
     Attributes:
         dtype: of their arrays, as ml_dtypes calls it.

@@ -1,4 +1,4 @@
-"""How a state array is stored: which codes, with which scales, and what that is refused for.
+"""The format of a state array: its codes, its scales, and what it is refused for.
 
 Contract: section F. A `Format` is all that a rule knows of storage, and it knows nothing of rules. Each
 package has one that encodes and decodes its own arrays.
@@ -57,7 +57,7 @@ class Format:
         return dataclasses.replace(self, **changes)
 
     def for_shape(self: "_Format", shape: tuple[int, ...]) -> "_Format":
-        """Return the format that an array of this shape gets: float32 where it is too small for a scale."""
+        """Return the format of an array of this shape: float32 if it is too small for a scale."""
         return type(self)("float32") if self.too_small(shape) else self
 
     def too_small(self, shape: tuple[int, ...]) -> str:
@@ -236,7 +236,7 @@ _P = ParamSpec("_P")
 
 
 def returning(kind: type[_Format], function: Callable[_P, Format]) -> Callable[_P, _Format]:
-    """Return a function that makes formats, such as `scaled`, with a framework's kind of them for results."""
+    """Return a function that makes formats, such as `scaled`, as a framework's class."""
 
     @functools.wraps(function)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> _Format:

@@ -23,7 +23,7 @@ EXPONENT = 0x7F800000
 
 @dataclasses.dataclass(frozen=True)
 class ShiftedFloat:
-    """Numbers without a sign whose codes c stand for the pattern (c + base) << 19, less `offset`.
+    """Unsigned numbers: code c stands for the float with pattern (c + base) << 19, less `offset`.
 
     Attributes:
         name: of the codes.

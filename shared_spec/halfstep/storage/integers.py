@@ -37,7 +37,7 @@ class IntegerCodes(Codes):
 
 
 class FixedIntegerCodes(Codes):
-    """int8 under one scale, 1/16: that of a block whose largest magnitude is 7.5; -128 is NaN."""
+    """int8 under the fixed scale 1/16, that of a block with largest magnitude 7.5; -128 is NaN."""
 
     def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return x over the scale, rounded to integers that stop at 127."""

@@ -29,7 +29,7 @@ class UnsignedFloat:
     fixed: int | None = None
 
     def base(self, byte: Array) -> Array:
-        """Return the base whose top but one binade is that of float32 exponent field `byte`.
+        """Return the base whose second highest binade has the float32 exponent field `byte`.
 
         Args:
             byte: the scale bytes, in an array of at least 16 bits.
@@ -54,7 +54,7 @@ UNSIGNED_FLOATS = {
 
 
 class UnsignedCodes(Codes):
-    """Floats without a sign, whose base is their block's, or fixed: then 255 is NaN, and what is past it."""
+    """Unsigned floats with a base for each block, or a fixed base, where 255 is NaN."""
 
     @classmethod
     def of(cls, fmt: UnsignedFloat) -> "UnsignedCodes":
@@ -93,7 +93,7 @@ class UnsignedCodes(Codes):
         return values if scale is None else xp.where(scale == NAN_SCALE, math.nan, values)
 
     def _base(self, xp: Arrays, scale: Array) -> Array:
-        """Return what code 0 stands on: of every block, or one for all."""
+        """Return the base of every block, or the fixed one."""
         return self.numbers.fixed_base if scale is None else self.numbers.base(xp.wide(scale))
 
     def _root_term(self, bits: Array) -> Array:

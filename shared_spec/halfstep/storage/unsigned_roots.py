@@ -37,7 +37,7 @@ class UnsignedRoot:
 
     @property
     def smallest(self) -> float:
-        """What code 0 stands for."""
+        """The number of code 0."""
         return (self.above / self.top) ** 8
 
     @property
