@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ class Attempt:
     def __enter__(self) -> "Attempt":
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         self.error = error if isinstance(error, Exception) else None
         return self.error is not None
 
@@ -46,7 +45,7 @@ def any_of(meshes: Sequence[Mesh], here: bool) -> bool:
     return any([_largest(mesh, [int(here)])[0] for mesh in meshes]) or here
 
 
-def _problem(mesh: Mesh, error: BaseException | None, notes: Mapping[str, Any]) -> str:
+def _problem(mesh: Mesh, error: BaseException | None, notes: Mapping[str, object]) -> str:
     """Return why the processes of a mesh cannot make a step together; "" if they can."""
     digests = [0 if error else _digest(value) for value in notes.values()]
     failed, *largest = _largest(mesh, [int(error is not None), *digests, *(-digest for digest in digests)])
@@ -66,7 +65,7 @@ def _problem(mesh: Mesh, error: BaseException | None, notes: Mapping[str, Any]) 
     return ""
 
 
-def _differing(mesh: Mesh, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+def _differing(mesh: Mesh, entries: Mapping[str, object]) -> Mapping[str, object]:
     """Return the entries that are not the same in all processes of a mesh; all, where their number is not."""
     if len(set(map(abs, _largest(mesh, [len(entries), -len(entries)])))) > 1:
         return entries
@@ -82,10 +81,10 @@ def _largest(mesh: Mesh, numbers: Sequence[int]) -> list[int]:
     return reduce_max(told, mesh).tolist()
 
 
-def _digest(value: Any) -> int:
+def _digest(value: object) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(value).encode()).digest()[:7], "big")
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]} ..."

@@ -6,14 +6,14 @@ has made.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from halfstep.arrays import Array
 from halfstep_torch.distributed.shards import (
-    DTensor,
     Mesh,
     counts_here,
     is_sharded,
@@ -22,6 +22,7 @@ from halfstep_torch.distributed.shards import (
     windows_of_all,
 )
 
+T = TypeVar("T")
 _ALIGNED = 16
 
 
@@ -75,7 +76,7 @@ def gather(x: Tensor, mesh: Mesh) -> Tensor:
     return rows
 
 
-def gather_whole(tensors: Sequence[DTensor]) -> list[Tensor]:
+def gather_whole(tensors: Sequence[Array]) -> list[Tensor]:
     """Return all of some DTensors, of one mesh, in every process: one exchange of bytes for all."""
     windows = [windows_of_all(x) for x in tensors]
     lengths = [
@@ -106,9 +107,9 @@ def reduce_together(tensors: Sequence[Tensor], groups: "Iterable[dist.ProcessGro
     return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
 
 
-def by_mesh(items: Iterable[Any], of: Callable[[Any], Any] = lambda x: x) -> dict[Mesh, list[Any]]:
+def by_mesh(items: Iterable[T], of: Callable[[T], Array] = lambda x: x) -> dict[Mesh, list[T]]:
     """Return what is `of` DTensors by their mesh, both in the order in which they come."""
-    sorted_out: dict[Mesh, list[Any]] = {}
+    sorted_out: dict[Mesh, list[T]] = {}
     for item in items:
         sorted_out.setdefault(of(item).device_mesh, []).append(item)
     return sorted_out

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from halfstep_torch.distributed.collectives import gather, reduce_max, reduce_su
 from halfstep_torch.distributed.shards import DTensor, Mesh, counts_here, is_sharded
 from halfstep_torch.numbers.global_norm import global_norms, largest_pattern, roots_of, sum_of_squares
 from halfstep_torch.numbers.norms import in_range, norms, norms_of_parts
-from halfstep_torch.numbers.op import InPlaceOp, TorchOp
+from halfstep_torch.numbers.op import BareOperand, InPlaceOp, TorchOp
 
 
 def norms_of_shards(tensors: Sequence[Tensor], owners: Sequence[Tensor], *, exact: bool = False) -> Tensor:
@@ -102,7 +101,7 @@ class SharedNorms(InPlaceOp):
         self.shares.append(share)
         return torch.zeros(2, dtype=torch.float32, device=x.device)
 
-    def scaled(self, x: Tensor, ratio: Any, scale: Any = 1.0) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def scaled(self, x: Tensor, ratio: BareOperand, scale: BareOperand = 1.0) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return ratio (scale x), in the memory of x, once all norms are known."""
         return x if self.shares else super().scaled(x, ratio, scale)
 

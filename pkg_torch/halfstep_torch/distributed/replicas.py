@@ -10,18 +10,32 @@ import collections
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from halfstep_torch.numbers.seeds import LinkSeed
 from halfstep_torch.say_once import say_once
 
 # How often this process has compared replicas of one kind: a second run of a model is not the first.
 _COMPARED: collections.Counter = collections.Counter()
 
 
-def check_replicas(caller: str, slots: Sequence[Any], seeds: Sequence[Any]) -> None:
+class Replica(Protocol):
+    """A parameter that is stepped: its slot, as far as processes compare it."""
+
+    name: str
+    param: Tensor
+    step: int
+
+    @property
+    def grad(self) -> Tensor:
+        """The gradient here."""
+        ...
+
+
+def check_replicas(caller: str, slots: Sequence[Replica], seeds: Sequence[LinkSeed]) -> None:
     """Raise RuntimeError if another process steps a replica with other seeds, or at another step.
 
     Args:
@@ -48,10 +62,10 @@ def check_replicas(caller: str, slots: Sequence[Any], seeds: Sequence[Any]) -> N
 
 def compare(
     caller: str,
-    store: Any,
+    store: Any,  # a torch.distributed.Store, which some builds of torch lack
     rank: int,
-    slots: Sequence[Any],
-    seeds: Sequence[Any],
+    slots: Sequence[Replica],
+    seeds: Sequence[LinkSeed],
     compared: collections.Counter,
 ) -> None:
     """Compare seeds and steps with those in a store, or leave them there.
@@ -75,7 +89,7 @@ def compare(
     )
 
 
-def _grads(slots: Iterable[Any]) -> Iterable[Tensor]:
+def _grads(slots: Iterable[Replica]) -> Iterable[Tensor]:
     return (slot.grad for slot in slots)
 
 
@@ -85,11 +99,11 @@ def _corner(x: Tensor) -> str:
     return corner.view(-1).view(torch.int32).numpy().tobytes().hex()
 
 
-def _digest(what: Any) -> str:
+def _digest(what: object) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
 
 
-def _plain(seeds: Any) -> Any:
+def _plain(seeds: LinkSeed) -> LinkSeed:
     """Return seeds as JSON has them."""
     return [_plain(seed) for seed in seeds] if isinstance(seeds, (list, tuple)) else seeds
 
@@ -102,5 +116,5 @@ def _in_words(notes: dict[str, Any], what: str) -> str:
     return str(sorted({seed for seed in _flat(notes["seeds"]) if seed is not None}))
 
 
-def _flat(seeds: Any) -> Iterable[Any]:
+def _flat(seeds: LinkSeed) -> Iterable[int | None]:
     return [x for part in seeds for x in _flat(part)] if isinstance(seeds, list) else [seeds]

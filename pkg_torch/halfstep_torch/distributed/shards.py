@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor
 
+from halfstep.arrays import Array
 from halfstep_torch.distributed.window import Shape, Window
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def local_part(x: Tensor) -> Tensor:
     """Return the part of a tensor that is in this process, in its own memory: all of a plain tensor."""
     if not _SHARDED[type(x)]:
         return x
-    whole: Any = x
+    whole: Any = x  # a DTensor
     if torch.is_grad_enabled():
         with torch.no_grad():
             local = whole.to_local()
@@ -66,7 +67,7 @@ def local_part(x: Tensor) -> Tensor:
     return local.wait() if hasattr(local, "__tensor_flatten__") else local
 
 
-def sharding(x: Any) -> tuple[Mesh, Placements] | None:
+def sharding(x: Array) -> tuple[Mesh, Placements] | None:
     """Return the mesh and the placements of a DTensor; None for a plain tensor."""
     return (x.device_mesh, tuple(x.placements)) if _SHARDED[type(x)] else None
 

@@ -1,7 +1,6 @@
 """What parameters, their gradients and their state must be for a step."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,7 +143,7 @@ def _where(mesh: Mesh | None, placements: Placements | None = None) -> str:
     return f"a DTensor over a mesh of shape {mesh_sizes(mesh)}{placed}"
 
 
-def check_count(caller: str, name: str, count: Any) -> None:
+def check_count(caller: str, name: str, count: object) -> None:
     """Raise TypeError unless a parameter's count is as steps keep it: they add to it in place."""
     if not isinstance(count, Tensor) or count.dtype != torch.int64 or count.dim():
         kind = f"{dtype_name(count.dtype)}{list(count.shape)}" if isinstance(count, Tensor) else repr(count)
@@ -197,7 +196,7 @@ def _cut(spec: StateArray) -> str:
     return f" in blocks of {spec.scale_of.block_size}" if spec.scale_of else ""
 
 
-def check_params(caller: str, params: Any) -> None:
+def check_params(caller: str, params: object) -> None:
     """Refuse what torch would call not iterable, no Tensor, or without names, with the way out."""
     way_out = "Pass model.named_parameters()."
     if isinstance(params, torch.nn.Module):

@@ -73,7 +73,7 @@ def register_names(model: torch.nn.Module, prefix: str = "") -> None:
     _TABLES.clear()
 
 
-def with_names_found(caller: str, params: Any) -> Any:
+def with_names_found(caller: str, params: Any) -> Any:  # as torch takes them, of any kind
     """Return parameters, pairs or groups of an optimizer as pairs with names, if they have none yet.
 
     As they are where they have, or no names are found. What can be read only once comes back as a list.

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.numbers.random_words import fold
+from halfstep_torch.numbers.seeds import LinkSeed
 
+Group = dict[str, Any]
+"""A param group: torch's own type."""
 _NAMELESS: collections.Counter = collections.Counter()
 """How many optimizers without names this process has built, by their seeds."""
 
 
-def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
+def parameter_names(caller: str, names: Iterable | None) -> dict[Tensor, str] | None:
     """Return the names that an optimizer was given beside its parameters, by parameter."""
     if names is None:
         return None
@@ -30,7 +33,7 @@ def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
     return {param: name for name, param in pairs}
 
 
-def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
+def with_names(caller: str, params: Tensor | Iterable, names: Mapping[Tensor, str]) -> list:
     """Return parameters as pairs (name, parameter)."""
     listed = [params] if isinstance(params, Tensor) else list(params)
     bare = [x[1] if isinstance(x, (tuple, list)) else x for x in listed]
@@ -43,7 +46,7 @@ def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
     return [(names[param], param) for param in bare]
 
 
-def given_names(groups: Iterable[Mapping[str, Any]]) -> list[str | None]:
+def given_names(groups: Iterable[Group]) -> list[str | None]:
     """Return of every parameter of groups the name that it was given, or None."""
     return [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
 
@@ -60,9 +63,7 @@ class NamedMembers:
         self._listed: list[list[Tensor]] = []
         self._leaves: list[list[str]] = []
 
-    def named(
-        self, caller: str, groups: Sequence[dict[str, Any]], added: int
-    ) -> Iterator[tuple[int, str, Tensor]]:
+    def named(self, caller: str, groups: Sequence[Group], added: int) -> Iterator[tuple[int, str, Tensor]]:
         """Return triples: index of the group, leaf name (contract W7), parameter; without names their places.
 
         Raises:
@@ -84,7 +85,7 @@ class NamedMembers:
         places = [i for i, listed in enumerate(params) for _ in listed]
         return zip(places, chain(*self._leaves), chain(*params), strict=True)
 
-    def _names_of(self, caller: str, index: int, group: Mapping[str, Any]) -> list[str]:
+    def _names_of(self, caller: str, index: int, group: Group) -> list[str]:
         """Return the names of a group's parameters: one that replaces another has the name of that."""
         params, names = group["params"], group["param_names"]
         for place, param in enumerate(params):
@@ -108,7 +109,7 @@ def _same(params: Sequence[list[Tensor]], others: Sequence[list[Tensor]]) -> boo
     return all(all(map(operator.is_, xs, ys)) for xs, ys in zip(params, others, strict=True))
 
 
-def _leaves_of(groups: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _leaves_of(groups: Sequence[Group]) -> list[list[str]]:
     names = [name for group in groups for name in group.get("param_names", ())]
     leaves, index, named = iter(leaf_names(names)), 0, []
     for group in groups:
@@ -118,7 +119,7 @@ def _leaves_of(groups: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return named
 
 
-def check_named(caller: str, group: Mapping[str, Any]) -> None:
+def check_named(caller: str, group: Group) -> None:
     """Raise ValueError for a new group without names beside others that have names."""
     for param in () if "param_names" in group else group.get("params", ()):
         if isinstance(param, Tensor):
@@ -128,7 +129,7 @@ def check_named(caller: str, group: Mapping[str, Any]) -> None:
             )
 
 
-def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
+def check_names(caller: str, groups: Iterable[Group]) -> None:
     """Raise ValueError if two parameters have the same name: the same words would round them."""
     names = [name for group in groups for name in group.get("param_names", ())]
     taken: dict[str, str] = {}
@@ -141,14 +142,14 @@ def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
         taken[leaf] = name
 
 
-def count_nameless(chain_seeds: Sequence[Any]) -> int:
+def count_nameless(chain_seeds: Sequence[LinkSeed]) -> int:
     """Return how many optimizers without names were built before of such seeds, and count one more."""
     key = repr(tuple(chain_seeds))
     _NAMELESS[key] += 1
     return _NAMELESS[key] - 1
 
 
-def nameless_seeds(chain_seeds: Sequence[Any], before: int) -> list[Any]:
+def nameless_seeds(chain_seeds: Sequence[LinkSeed], before: int) -> list[LinkSeed]:
     """Return the seeds of an optimizer without names, behind so many others (contract W7).
 
     Numbers, None, or tuples of them, as links have them.
@@ -156,7 +157,7 @@ def nameless_seeds(chain_seeds: Sequence[Any], before: int) -> list[Any]:
     return [_nameless_seed(seed, before) for seed in chain_seeds]
 
 
-def _nameless_seed(seed: Any, before: int) -> Any:
+def _nameless_seed(seed: LinkSeed, before: int) -> LinkSeed:
     if isinstance(seed, tuple | list):
         return tuple(_nameless_seed(part, before) for part in seed)
     if seed is None or not before:

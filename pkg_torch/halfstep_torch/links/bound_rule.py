@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from halfstep.float_formats import FLOAT_FORMATS
+from halfstep.hyperparameters import Values
 from halfstep.moments import Feedback, Moments, feedback_name
 from halfstep.random_words import Role
 from halfstep.storage.moment_formats import is_coarse
-from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
+from halfstep_torch.numbers.op import STEP_OPS, TorchOp, tensor_numbers
 from halfstep_torch.numbers.rounding import round_number
 from halfstep_torch.storage.relative import into_unit, out_of_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
@@ -118,7 +119,7 @@ class RoundedWeight:
         words = self._words[0](tuple(w.shape))
         return round_number(w, self._dtype, words, saturate=False, quiet=True)
 
-    def bound(self, x: Any, gaps: int) -> Tensor:
+    def bound(self, x: Tensor, gaps: int) -> Tensor:
         """Return x, or 2^gaps over the gap at the weight where this is less."""
         if not self._words:
             return x
@@ -142,7 +143,7 @@ class BoundRule:
         weight_dtype: of a rule that rounds the weights itself, their dtype; else "".
     """
 
-    rule: Any
+    rule: Any  # a Rule, whose options alone are known: other fields are None
     moments: tuple[StoredMoment, ...] = ()
     wide_weights: bool = True
     tensor_numbers: bool = False
@@ -181,7 +182,13 @@ class BoundRule:
         return self.weight_dtype not in ("", "float32")
 
     def update(
-        self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words], op: Any = None
+        self,
+        u: Tensor,
+        p: Tensor,
+        state: Arrays,
+        numbers: Values,
+        words: Sequence[Words],
+        op: TorchOp | None = None,
     ) -> tuple[Tensor, Arrays]:
         """Return the outgoing update and the rule's new state arrays.
 
@@ -199,7 +206,7 @@ class BoundRule:
         shape = tuple(p.shape) if scope == "parameter" else None
         if self.tensor_numbers and not torch.compiler.is_compiling():
             numbers = tensor_numbers(numbers, u.device)
-        moments: dict[str, Any] = dict(self.step_moments(state, words, shape, numbers))
+        moments: dict[str, StepMoment | RoundedWeight] = dict(self.step_moments(state, words, shape, numbers))
         if self.weight_dtype:
             moments["param"] = RoundedWeight(p, self.weight_dtype, words[-1:] if self._rounds_weights else ())
         op = op or STEP_OPS[scope]
@@ -207,7 +214,7 @@ class BoundRule:
         return u, {key: array for moment in moments.values() for key, array in moment.arrays.items()}
 
     def step_moments(
-        self, state: Arrays, words: Sequence[Words], shape: Shape | None, numbers: Any = None
+        self, state: Arrays, words: Sequence[Words], shape: Shape | None, numbers: Values = None
     ) -> dict[str, StepMoment]:
         """Return the moments during one step, by name; where a `shape` is given, as whole arrays in it.
 

@@ -1,12 +1,14 @@
 """`chain`: update rules one after the other."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from halfstep.checkpoint.header import SPEC_VERSION
+from halfstep.hyperparameters import Arguments
 from halfstep.rule import Rule
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.link import Link, as_link
+from halfstep_torch.numbers.seeds import LinkSeed
 
 HEADER = "halfstep"
 """The entry of a group that says by which chain and seeds it is stepped."""
@@ -19,16 +21,16 @@ class Chain:
     links: tuple[Link, ...]
 
     @property
-    def entries(self) -> dict[str, Any]:
+    def entries(self) -> Group:
         """All param-group entries with their defaults."""
         return {name: value for link in self.links for name, value in link.entries.items()}
 
-    def with_seeds(self, seeds: Sequence[Any]) -> "Chain":
+    def with_seeds(self, seeds: Sequence[LinkSeed]) -> "Chain":
         """Return the same chain with other random words."""
         pairs = zip(self.links, seeds, strict=True)
         return Chain(tuple(link.with_seed(seed) for link, seed in pairs))
 
-    def header(self, names: Sequence[str] | None = None, counts: Sequence[int] = ()) -> dict[str, Any]:
+    def header(self, names: Sequence[str] | None = None, counts: Sequence[int] = ()) -> Group:
         """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
 
         `counts` are the distinct counts of its parameters, which stand as tensors in their state too. They
@@ -50,8 +52,8 @@ class ChainByOptions:
     """
 
     make: Callable[..., Chain]
-    options: Mapping[str, Any]
-    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Arguments
+    others: Arguments = dataclasses.field(default_factory=dict)
 
 
 def chain(*links: Rule | Chain) -> Chain:

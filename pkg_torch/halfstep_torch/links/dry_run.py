@@ -1,11 +1,11 @@
 """A rule is tried on a few numbers when the optimizer is built, before it can spoil a training run."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import Values
 from halfstep.moments import Moments, StepMoment
 from halfstep.step import updated
 from halfstep_torch.links.bound_rule import BoundRule
@@ -16,7 +16,7 @@ _SMALL = 8
 _ELEMENTS = 6
 
 
-def try_rule(caller: str, link: Link, h: Any, info: ParamInfo) -> None:
+def try_rule(caller: str, link: Link, h: Values, info: ParamInfo) -> None:
     """Raise an error unless steps can use a rule's update of a parameter.
 
     Its `update` is run on a few numbers that refuse other operations than operators and `op`. It must return
@@ -49,7 +49,7 @@ def _few(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return g.view(shape), p.view(shape)
 
 
-def _update(bound: BoundRule, numbers: Any, g: Tensor, p: Tensor) -> Tensor:
+def _update(bound: BoundRule, numbers: Values, g: Tensor, p: Tensor) -> Tensor:
     """Return the update, checked: on numbers that protect themselves, and on bare tensors."""
     rule, shape = bound.rule.name, tuple(g.shape)
     op, moments, values = GuardedOp(rule), {}, {}
@@ -77,7 +77,7 @@ def _update(bound: BoundRule, numbers: Any, g: Tensor, p: Tensor) -> Tensor:
 
 
 def bare_update(
-    bound: BoundRule, numbers: Any, g: Tensor, p: Tensor, values: Mapping[str, Tensor]
+    bound: BoundRule, numbers: Values, g: Tensor, p: Tensor, values: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
     """Return the update of a step with float32 moments, as the engine takes it, and the new moments.
 

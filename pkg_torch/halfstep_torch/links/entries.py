@@ -3,14 +3,20 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from halfstep import hyperparameters
+from halfstep.hyperparameters import Scalar
 from halfstep.rule import Hyperparameter, Rule, declared
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.numbers.hyperparameters import checked
 from halfstep_torch.numbers.schedules import Scheduled
+from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_dtypes import as_format
+
+Read = float | Scheduled | Format | None
+"""What a group says of a field, checked."""
+Check = Callable[[str, str, Scalar], Read]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +37,9 @@ class Entry:
     index: int | None
     count: int
     owned: bool
-    check: Callable[[str, str, Any], Any]
+    check: Check
 
-    def read(self, caller: str, rule: Rule, group: Mapping[str, Any]) -> Any:
+    def read(self, caller: str, rule: Rule, group: Group) -> Read:
         """Return the value in a param group, checked."""
         if not self.key:
             return self.check(caller, self.field, getattr(rule, self.field))
@@ -66,8 +72,8 @@ def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _check_of(number: Hyperparameter) -> Callable[[str, str, Any], Any]:
-    def check(caller: str, name: str, value: Any) -> Any:
+def _check_of(number: Hyperparameter) -> Check:
+    def check(caller: str, name: str, value: Scalar) -> Read:
         # State dicts hold numbers: of all entries, a function may stand for the learning rate alone.
         if number.schedule and number.torch == "lr" and callable(value):
             return Scheduled(caller, name, value)  # pyright: ignore[reportArgumentType]

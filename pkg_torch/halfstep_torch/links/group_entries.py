@@ -2,11 +2,11 @@
 
 import difflib
 import reprlib
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from halfstep.hyperparameters import Arguments
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.chain import HEADER
 
 # Arguments of torch's own optimizers that ask for nothing where they have these values.
@@ -47,7 +47,7 @@ _ELSEWHERE = {
 }
 
 
-def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
+def check_torch_options(caller: str, given: Arguments) -> None:
     """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do."""
     for name, value in given.items():
         allowed = _ASKS_FOR_NOTHING.get(name)
@@ -56,7 +56,7 @@ def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
             raise ValueError(f"{caller}: {name}={value!r} is not supported. {way}")
 
 
-def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bool | None) -> None:
+def check_decay(caller: str, index: int, group: Group, decoupled: bool | None) -> None:
     """Raise ValueError for a group of torch's Adam in AdamW, or the other way round: decay differs."""
     saved_decay = group.get("decoupled_weight_decay")
     if None in (saved_decay, decoupled) or bool(saved_decay) == decoupled or not group.get("weight_decay"):
@@ -68,7 +68,7 @@ def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bo
     )
 
 
-def check_maximize(caller: str, index: int, value: Any) -> None:
+def check_maximize(caller: str, index: int, value: object) -> None:
     """Raise TypeError for what would be true, or false, without being meant so."""
     if not (isinstance(value, (bool, np.bool_)) or (type(value) is int and value in (0, 1))):
         raise TypeError(
@@ -76,7 +76,7 @@ def check_maximize(caller: str, index: int, value: Any) -> None:
         )
 
 
-def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], arguments: set[str]) -> None:
+def check_entries(caller: str, group: Group, entries: set[str], arguments: set[str]) -> None:
     """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none."""
     check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
     for key in group:

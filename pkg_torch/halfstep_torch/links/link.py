@@ -15,23 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.hyperparameters import check_order
+from halfstep.hyperparameters import Values, check_order
 from halfstep.makers import docstring_of, published
 from halfstep.moments import fed_back
 from halfstep.recipes import takes_recipe
 from halfstep.rule import Moment, Rule, declared
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.entries import entries_of
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.op import NumbersOp
 from halfstep_torch.numbers.schedules import Scheduled
-from halfstep_torch.numbers.seeds import as_seed
+from halfstep_torch.numbers.seeds import LinkSeed, as_seed
 from halfstep_torch.storage.bound_moments import bound_moments, check_moments
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape
 
-_NUMBERS_OP: Any = NumbersOp()
+_NUMBERS_OP: Any = NumbersOp()  # of NumPy's scalars, as `halfstep.op.NumbersOp` of Numbers
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Rule)
@@ -77,7 +78,7 @@ class Link(Rule):
 
     # What a rule of torch may say of itself.
 
-    def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
+    def measure(self, h: Values, norms: Callable[[bool], Tensor]) -> Mapping[str, Tensor]:
         """Return numbers of a step that depend on all gradients at once, such as their norm, for `update`.
 
         `norms` returns the norms of the gradients of all parameters that the rule touches, wherever they are.
@@ -86,7 +87,7 @@ class Link(Rule):
         """
         return {}
 
-    def is_noop(self, h: Any, info: ParamInfo) -> bool:
+    def is_noop(self, h: Values, info: ParamInfo) -> bool:
         """Whether the rule leaves every update of such a parameter as it is, given its hyperparameters."""
         return False
 
@@ -94,7 +95,7 @@ class Link(Rule):
         """Whether the rule touches this parameter at all; asked once per parameter."""
         return True
 
-    def check_choice(self, caller: str, h: Any, infos: Sequence[ParamInfo]) -> None:
+    def check_choice(self, caller: str, h: Values, infos: Sequence[ParamInfo]) -> None:
         """Raise ValueError if something was to be chosen from all parameters of a group, and nothing is."""
         return
 
@@ -106,9 +107,9 @@ class Link(Rule):
         return self
 
     @property
-    def entries(self) -> dict[str, Any]:
+    def entries(self) -> Group:
         """Param-group entries that the rule owns, with their defaults; a group's own value wins."""
-        entries: dict[str, Any] = {}
+        entries: Group = {}
         for entry in entries_of(type(self.rule)):
             if entry.owned:
                 value = getattr(self.rule, entry.field)
@@ -120,18 +121,18 @@ class Link(Rule):
         """What the rule keeps, by torch's names, its scales apart."""
         return tuple(moment.torch for moment in declared(type(self.rule)).moments.values())
 
-    def read(self, caller: str, group: Mapping[str, Any]) -> Any:
+    def read(self, caller: str, group: Group) -> Values:
         """Return a group's values of the fields, by name, checked and in canonical form."""
         values = {entry.field: entry.read(caller, self.rule, group) for entry in entries_of(type(self.rule))}
         h = _hyperparameters(values)
         check_bounds(self.rule, caller, h)
         return h
 
-    def with_seed(self, seed: Any) -> "Link":
+    def with_seed(self, seed: LinkSeed) -> "Link":
         """Return the same rule with other random words."""
         return dataclasses.replace(self, seed=seed) if has_field(self, "seed") else self
 
-    def step_numbers(self, h: Any, step: int, measured: Mapping[str, Any] | None = None) -> Any:
+    def step_numbers(self, h: Values, step: int, measured: Mapping[str, Tensor] | None = None) -> Values:
         """Return the numbers of one step, by name, all float32 values; a decay rate of ours as a `DecayRate`.
 
         `step` is the count after its increment; `measured` is what `measure` gave, for a rule that measures.
@@ -160,11 +161,11 @@ class Link(Rule):
     def _fed_back(self) -> Mapping[str, Moment]:
         return fed_back(self.rule)
 
-    def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":
+    def bind(self, caller: str, h: Values, info: ParamInfo) -> "BoundRule | None":
         """Return what the rule does to such parameters, given what `read` gave, or None for nothing."""
         if self.is_noop(h, info):
             return None
-        rule: Any = self.rule
+        rule = self.rule
         moments = bound_moments(caller, rule, h, info.dtype, tuple(info.shape))
         known = declared(type(rule)).options
         unknown = {field.name: None for field in dataclasses.fields(rule) if field.name not in known}
@@ -174,7 +175,7 @@ class Link(Rule):
         wide = theirs or (bool(rule.reads_params) and rule.needs != "norms")
         return BoundRule(bare, moments, wide, tensor_numbers=theirs, weight_dtype=weight_dtype)
 
-    def bind_key(self, h: Any) -> tuple:
+    def bind_key(self, h: Values) -> tuple:
         """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
         cls = type(self)
         if cls.is_noop is not Link.is_noop or cls.bind is not Link.bind:
@@ -205,7 +206,7 @@ class RuleLink(Link):
             name=rule.name, scope=rule.scope, last=rule.rounds_weights, seed=getattr(rule, "seed", None)
         )
 
-    def with_seed(self, seed: Any) -> Link:
+    def with_seed(self, seed: LinkSeed) -> Link:
         """Return the same rule with other random words."""
         if not has_field(self.inner, "seed"):
             return self
@@ -233,7 +234,7 @@ def checked_rule(rule: R) -> R:
     check_bounds(rule, rule.name, h)
     check_moments(rule, h)
     formats = {moment.dtype for moment in moments if moment.dtype}
-    canonical: dict[str, Any] = {field: group_value(values[field]) for field in formats}
+    canonical: dict[str, object] = {field: group_value(getattr(h, field)) for field in formats}
     if has_field(rule, "seed"):
         canonical["seed"] = as_seed(rule.name, rule.seed)  # pyright: ignore[reportAttributeAccessIssue]
     return dataclasses.replace(rule, **canonical)
@@ -250,7 +251,7 @@ def link_of(rule: Callable[P, R], make: Callable[[R], L] = checked_rule) -> Call
     return takes_recipe(declared(rule).moments.values(), stores_weights=False)(link)
 
 
-def check_bounds(rule: Rule, caller: str, h: Any) -> None:
+def check_bounds(rule: Rule, caller: str, h: Values) -> None:
     """Refuse a lower bound above its upper bound."""
     for low, high in rule.ordered:
         check_order(caller, low, getattr(h, low), high, getattr(h, high))
@@ -262,17 +263,17 @@ def is_ours(rule: type[Rule]) -> bool:
     return rule.__module__.partition(".")[0] in ("halfstep", "halfstep_torch")
 
 
-def has_field(rule: Any, name: str) -> bool:
+def has_field(rule: Rule, name: str) -> bool:
     """Whether a rule has a field of that name."""
     return any(field.name == name for field in dataclasses.fields(rule))
 
 
-def _hyperparameters(values: Mapping[str, Any]) -> Any:
+def _hyperparameters(values: Mapping[str, object]) -> Values:
     return named_tuple("Hyperparameters", tuple(values))(**values)
 
 
 @functools.cache
-def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+def named_tuple(name: str, fields: tuple[str, ...]) -> type[Values]:
     """Return the class of named tuples with such fields."""
     return collections.namedtuple(name, fields)
 

@@ -5,15 +5,17 @@ Contract: section S.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import Values
 from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.link import Link, ParamInfo
+from halfstep_torch.numbers.seeds import LinkSeed
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import WordSource
 from halfstep_torch.storage.stored_moment import StoredMoment, scale_key
@@ -41,7 +43,7 @@ class StoreState(Link):
     stochastic: bool
     select: Select | None
     prefix: str
-    seed: Any
+    seed: LinkSeed
 
     def __post_init__(self) -> None:
         """Say of itself what the wrapped link says."""
@@ -61,11 +63,11 @@ class StoreState(Link):
         """That of the wrapped link."""
         return self.inner.rule
 
-    def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
+    def measure(self, h: Values, norms: Callable[[bool], Tensor]) -> Mapping[str, Tensor]:
         """Return what the wrapped rule measures."""
         return self.inner.measure(h, norms)
 
-    def read(self, caller: str, group: Mapping[str, Any]) -> Any:
+    def read(self, caller: str, group: Group) -> Values:
         """Return what the wrapped rule reads."""
         return self.inner.read(caller, group)
 
@@ -73,7 +75,7 @@ class StoreState(Link):
         """Whether the wrapped rule touches this parameter."""
         return self.inner.touches(name, param)
 
-    def bind(self, caller: str, h: Any, info: ParamInfo) -> BoundRule | None:
+    def bind(self, caller: str, h: Values, info: ParamInfo) -> BoundRule | None:
         """Bind the wrapped rule, with the moments that are chosen stored once more."""
         bound = self.inner.bind(caller, h, info)
         if bound is None:
@@ -81,7 +83,7 @@ class StoreState(Link):
         moments = tuple(self._stored(moment, info) for moment in bound.moments)
         return dataclasses.replace(bound, moments=moments)
 
-    def check_choice(self, caller: str, h: Any, infos: Sequence[ParamInfo]) -> None:
+    def check_choice(self, caller: str, h: Values, infos: Sequence[ParamInfo]) -> None:
         """Raise ValueError if there are arrays to choose from, and `select` chooses none."""
         asked = []
         for info in infos if self.select is not None else ():

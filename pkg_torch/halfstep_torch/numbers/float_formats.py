@@ -1,11 +1,9 @@
 """Dtypes of torch by name, and their names: those of ml_dtypes."""
 
-from typing import Any
-
 import torch
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: object) -> str:
     """Return the name of a dtype: "bfloat16" for torch.bfloat16 and for "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 

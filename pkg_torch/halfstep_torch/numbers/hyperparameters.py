@@ -2,16 +2,15 @@
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from halfstep.hyperparameters import Check, check_bound, check_decay_rate, check_nonnegative
+from halfstep.hyperparameters import Check, Scalar, check_bound, check_decay_rate, check_nonnegative
 from halfstep_torch.numbers.float_formats import dtype_name
 
 
-def as_float32(caller: str, name: str, value: Any) -> float:
+def as_float32(caller: str, name: str, value: Scalar) -> float:
     """Return a hyperparameter as the float32 number next to it.
 
     `value` is a Python or NumPy number, or a float32 or float64 tensor or array of one element.
@@ -38,7 +37,7 @@ def _element(caller: str, name: str, value: Tensor | np.ndarray) -> float:
     return value.item()
 
 
-def checked(caller: str, name: str, value: Any, check: Check) -> float:
+def checked(caller: str, name: str, value: Scalar, check: Check) -> float:
     """Return a hyperparameter in float32, once `check` has not refused it."""
     number = as_float32(caller, name, value)
     check(caller, name, value, number)
@@ -49,6 +48,6 @@ decay_rate = functools.partial(checked, check=check_decay_rate)
 bound = functools.partial(checked, check=check_bound)
 
 
-def nonnegative(caller: str, name: str, value: Any, hint: str = "Use a number >= 0.") -> float:
+def nonnegative(caller: str, name: str, value: Scalar, hint: str = "Use a number >= 0.") -> float:
     """Return a hyperparameter in float32 that must be finite, and not negative."""
     return checked(caller, name, value, functools.partial(check_nonnegative, hint=hint))

@@ -4,10 +4,12 @@ Contract: section M. How a moment is stored is not decided here (`formats.py` do
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
+
+T = TypeVar("T", Tensor, float)
 
 
 class DecayRate(NamedTuple):
@@ -22,7 +24,7 @@ class DecayRate(NamedTuple):
         b32 = np.float32(b)
         return cls(float(b32), float(np.float32(1) - b32))
 
-    def __mul__(self, x: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __mul__(self, x: T) -> T:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.b * x
 
     __rmul__ = __mul__  # pyright: ignore[reportAssignmentType]

@@ -7,19 +7,25 @@ protecting, and a step has no wrapper. The trial refuses what JAX, or a later st
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.arrays import Array
+from halfstep.hyperparameters import Scalar, Values
 from halfstep.means import mean
-from halfstep.numbers import Number
+from halfstep.numbers import Number, Operand
 from halfstep.op import Op
 from halfstep_torch.numbers import exact, moments
 from halfstep_torch.numbers.global_norm import global_norms
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.norms import in_range, norms
+
+BareOperand: TypeAlias = Tensor | float
+"""What operations take in a step: nothing is wrapped there."""
+T = TypeVar("T")
 
 
 class TorchOp:
@@ -32,34 +38,34 @@ class TorchOp:
     isfinite = staticmethod(torch.isfinite)
 
     @staticmethod
-    def ema(average: Any, value: Any, rate: Any) -> Tensor:
+    def ema(average: Tensor, value: Tensor, rate: Array) -> Tensor:
         """Return (rate average) + ((1 - rate) value)."""
         return moments.ema(average, value, rate if isinstance(rate, DecayRate) else DecayRate(rate, 1 - rate))
 
     @staticmethod
-    def maximum(x: Any, y: Any) -> Tensor:
+    def maximum(x: BareOperand, y: BareOperand) -> Tensor:
         """Return the larger of both."""
         return _extremum(torch.maximum, "min", x, y)
 
     @staticmethod
-    def minimum(x: Any, y: Any) -> Tensor:
+    def minimum(x: BareOperand, y: BareOperand) -> Tensor:
         """Return the smaller of both."""
         return _extremum(torch.minimum, "max", x, y)
 
     @classmethod
-    def clamp(cls, x: Any, low: Any, high: Any) -> Tensor:
+    def clamp(cls, x: Tensor, low: BareOperand, high: BareOperand) -> Tensor:
         """Return minimum(maximum(x, low), high)."""
         if isinstance(low, float) and isinstance(high, float):
             return torch.clamp(x, low, high)
         return cls.minimum(cls.maximum(x, low), high)
 
     @staticmethod
-    def where(mask: Tensor, x: Any, y: Any) -> Tensor:
+    def where(mask: Tensor, x: BareOperand, y: BareOperand) -> Tensor:
         """Return x where the mask holds, else y."""
         return torch.where(mask, x, y)
 
     @staticmethod
-    def power(x: Any, y: Any) -> Tensor:
+    def power(x: Tensor, y: BareOperand) -> Tensor:
         """Return x^y."""
         return x if isinstance(y, float) and y == 1 else torch.pow(x, y)
 
@@ -81,17 +87,17 @@ class TorchOp:
         return in_range(self.norms_of(x, exact))
 
     @staticmethod
-    def scaled(x: Tensor, ratio: Any, scale: Any = 1.0) -> Tensor:
+    def scaled(x: Tensor, ratio: BareOperand, scale: BareOperand = 1.0) -> Tensor:
         """Return ratio (scale x)."""
         return (x if _is_one(scale) else x * scale) * ratio
 
     @staticmethod
-    def is_zero(field: Any) -> bool:
+    def is_zero(field: object) -> bool:
         """Return False: a param group may change any number."""
         return False
 
     @staticmethod
-    def apply(function: Callable, *xs: Any) -> Any:
+    def apply(function: Callable[..., T], *xs: BareOperand) -> T:
         """Return function(*xs)."""
         return function(*xs)
 
@@ -100,7 +106,7 @@ class InPlaceOp(TorchOp):
     """The same for whole parameters, where the memory of the incoming update is the rule's to write."""
 
     @staticmethod
-    def scaled(x: Tensor, ratio: Any, scale: Any = 1.0) -> Tensor:
+    def scaled(x: Tensor, ratio: BareOperand, scale: BareOperand = 1.0) -> Tensor:
         """Return ratio (scale x), in the memory of x: there is no second array of the size of a parameter."""
         return (x if _is_one(scale) else x.mul_(scale)).mul_(ratio)
 
@@ -109,14 +115,14 @@ STEP_OPS = {"elementwise": TorchOp(), "parameter": InPlaceOp()}
 """What `update` gets in a step, by the scope of its rule."""
 
 
-def _is_one(scale: Any) -> bool:
+def _is_one(scale: BareOperand) -> bool:
     """Whether a number is seen to be 1, at no cost: a GPU's would have to be waited for."""
     if isinstance(scale, Tensor):
         return scale.device.type == "cpu" and not torch.compiler.is_compiling() and bool((scale == 1).all())
     return scale == 1
 
 
-def _extremum(function: Callable, bound: str, x: Any, y: Any) -> Tensor:
+def _extremum(function: Callable, bound: str, x: Array, y: Array) -> Tensor:
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return function(x, y)
     array, number = (x, y) if isinstance(x, Tensor) else (y, x)
@@ -129,19 +135,19 @@ class NumbersOp:
     sqrt, abs, sign, isfinite = np.sqrt, np.abs, np.sign, np.isfinite
     maximum, minimum, power = np.maximum, np.minimum, np.power
 
-    def where(self, mask: Any, x: Any, y: Any) -> np.float32:
+    def where(self, mask: bool, x: Scalar, y: Scalar) -> np.float32:
         """Return x if the comparison holds, else y."""
         return np.float32(x if mask else y)
 
-    def clamp(self, x: Any, low: Any, high: Any) -> Any:
+    def clamp(self, x: Scalar, low: Scalar, high: Scalar) -> np.float32:
         """Return minimum(maximum(x, low), high)."""
         return np.minimum(np.maximum(x, low), high)
 
-    def unbias(self, *pairs: tuple[Any, int]) -> tuple[np.float32, ...]:
+    def unbias(self, *pairs: tuple[Scalar, int]) -> tuple[np.float32, ...]:
         """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
         return tuple([np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs])
 
-    def float32(self, x: Any) -> np.float32:
+    def float32(self, x: Scalar) -> np.float32:
         """Return a count, or the truth of a comparison, as a number."""
         return np.float32(x)
 
@@ -155,13 +161,13 @@ class GuardedOp(Op):
     root = staticmethod(exact.sqrt)  # pyright: ignore[reportAssignmentType]
     quotient = staticmethod(operator.truediv)  # pyright: ignore[reportAssignmentType]
 
-    def as_scalar(self, x: Any) -> Tensor | None:
+    def as_scalar(self, x: object) -> Tensor | None:
         """Return a number of Python, NumPy or torch as a float32 0-d tensor; None for anything else."""
         if isinstance(x, (int, float, np.integer, np.floating)):
             return torch.tensor(float(x), dtype=torch.float32)
         return x if isinstance(x, Tensor) and x.dtype == torch.float32 and not x.shape else None
 
-    def divide(self, x: Any, y: Any) -> Number:
+    def divide(self, x: Operand, y: Operand) -> Number:
         """Return x / y; refuse a constant, by which torch divides inexactly."""
         for constant in (x, y):
             # Eager torch computes c / x as c (1 / x), and on GPUs x / c likewise: right for powers of two.
@@ -172,20 +178,20 @@ class GuardedOp(Op):
                 )
         return super().divide(x, y)
 
-    def ema(self, average: Any, value: Any, rate: Any) -> Number:
+    def ema(self, average: Operand, value: Operand, rate: Operand) -> Number:
         """Return (rate average) + ((1 - rate) value)."""
         return self.wrap(TorchOp.ema(*map(self.bare, (average, value, rate))))
 
-    def sign(self, x: Any) -> Number:
+    def sign(self, x: Operand) -> Number:
         """Return the sign."""
         return self.wrap(exact.sign(self.bare(x)))
 
-    def power(self, x: Any, y: Any) -> Number:
+    def power(self, x: Operand, y: Operand) -> Number:
         """Return x^y."""
         return self.wrap(TorchOp.power(*self._bare_pair(x, y, "power")))
 
 
-def tensor_numbers(numbers: Any, device: torch.device) -> Any:
+def tensor_numbers(numbers: Values, device: torch.device) -> Values:
     """Return the numbers of a step as float32 tensors, 0-d if they are not yet; of a decay rate the rate."""
     rates = (x.b if isinstance(x, DecayRate) else x for x in numbers)
     return type(numbers)(

@@ -1,6 +1,7 @@
 """Seeds: a number in [0, 2^64), or two uint32 words. Contract: W2."""
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -8,6 +9,8 @@ from torch import Tensor
 from halfstep import seeds
 
 Seed = int | Sequence[int] | Tensor | np.ndarray
+LinkSeed: TypeAlias = Any
+"""Of a link: a number; None without words of its own; of `store_state` two of these, a list in JSON."""
 
 
 def as_seed(caller: str, seed: Seed) -> int:

@@ -1,12 +1,12 @@
 """What processes exchange before a step of sharded parameters, and what they take from it after."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
+from halfstep.arrays import Array
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole, reduce_together
-from halfstep_torch.distributed.shards import DTensor, Mesh, from_local, is_sharded, local_part, window_of
+from halfstep_torch.distributed.shards import Mesh, from_local, is_sharded, local_part, window_of
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.sharded.action import Action
 from halfstep_torch.sharded.slots import PartSlot, is_elsewhere, slots_in
@@ -62,14 +62,14 @@ def _measures(batch: Batch) -> bool:
     return any(batch.group.links[j].measures for j in batch.plan.rule_indices)
 
 
-def _gather(slots: Sequence[PartSlot], placed: Mapping[DTensor, DTensor]) -> None:
+def _gather(slots: Sequence[PartSlot], placed: Mapping[Tensor, Tensor]) -> None:
     for of_mesh in by_mesh(slots, lambda slot: slot.owner).values():
         whole = gather_whole([tensor for slot in of_mesh for tensor in (slot.owner, placed[slot.owner])])
         for slot, param, grad in zip(of_mesh, whole[::2], whole[1::2], strict=True):
             slot.param, slot.placed_grad = param, grad
 
 
-def _placed_grads(params: Sequence[Any]) -> list[Any]:
+def _placed_grads(params: Sequence[Array]) -> list[Array]:
     """Return the gradients of DTensors, placed as they are.
 
     Under sequence parallelism every process has a summand of the gradient of what it replicates, as of the

@@ -1,9 +1,8 @@
 """How the moments of a rule are stored, given what its fields say. Contract: F1 to F3."""
 
-from typing import Any
-
 import torch
 
+from halfstep.hyperparameters import Values
 from halfstep.random_words import role_of
 from halfstep.rule import Moment, Rule, declared, moments_of
 from halfstep.storage.moment_formats import (
@@ -26,7 +25,7 @@ from halfstep_torch.storage.state_dtypes import as_format
 from halfstep_torch.storage.stored_moment import StoredMoment
 
 
-def check_moments(rule: Rule, h: Any) -> None:
+def check_moments(rule: Rule, h: Values) -> None:
     """Refuse a moment that cannot be stored as the fields of its rule say."""
     for moment in declared(type(rule)).moments.values():
         check_rounding(rule.name, moment, _rounding(rule, moment))
@@ -36,14 +35,16 @@ def check_moments(rule: Rule, h: Any) -> None:
 
 
 def bound_moments(
-    caller: str, rule: Rule, h: Any, dtype: torch.dtype, shape: Shape
+    caller: str, rule: Rule, h: Values, dtype: torch.dtype, shape: Shape
 ) -> tuple[StoredMoment, ...]:
     """Return how the moments of a parameter are stored, in the order of their declaration."""
     moments = moments_of(rule).values()
     return tuple(_bound(caller, rule, moment, h, dtype, shape) for moment in moments)
 
 
-def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, shape: Shape) -> StoredMoment:
+def _bound(
+    caller: str, rule: Rule, moment: Moment, h: Values, dtype: torch.dtype, shape: Shape
+) -> StoredMoment:
     fmt = _format(moment, h) or Format.of(default_of(moment, dtype_name(dtype)))
     check_weight_dtype(caller, moment, "", dtype_name(dtype))
     check_rounding(caller, moment, _rounding(rule, moment))
@@ -65,7 +66,7 @@ def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, 
     )
 
 
-def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Any, rate_name: str) -> None:
+def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Values, rate_name: str) -> None:
     """Refuse a format that cannot hold the moment (contract F2), or would freeze it (F3)."""
     check_format(caller, moment, fmt)
     check_freezing(caller, moment, fmt, _rounding(rule, moment), _rate(moment, h), rate_name)
@@ -90,7 +91,7 @@ def _shape(rule: Rule, moment: Moment, shape: Shape) -> Shape:
     return given
 
 
-def _format(moment: Moment, h: Any) -> Format | None:
+def _format(moment: Moment, h: Values) -> Format | None:
     """Return the format that was asked for; None where the dtype of the weights decides."""
     return getattr(h, moment.dtype) if moment.dtype else as_format("", moment.name, moment.always or None)
 
@@ -99,7 +100,7 @@ def _rounding(rule: Rule, moment: Moment) -> str:
     return getattr(rule, moment.rounding) if moment.rounding else "auto"
 
 
-def _rate(moment: Moment, h: Any) -> float:
+def _rate(moment: Moment, h: Values) -> float:
     return getattr(h, moment.rate) if moment.rate else 0.0
 
 

@@ -126,7 +126,7 @@ class Format(shared.Format):
         return self.blocks.unpacked_shape(tuple(codes.shape))
 
 
-def with_blocks(x: Any, change: Callable[[Format], Blocks | None]) -> Any:
+def with_blocks(x: Any, change: Callable[[Format], Blocks | None]) -> Any:  # of the class of x
     """Return a dataclass, or a tuple of such, with the blocks of every format in it changed."""
     if isinstance(x, Format):
         return dataclasses.replace(x, blocks=change(x)) if x.blocks else x

@@ -1,7 +1,5 @@
 """What a moment's dtype may be, for torch: the formats of `halfstep`, which encode and decode its tensors."""
 
-from typing import Any
-
 import torch
 
 from halfstep.storage import formats
@@ -16,7 +14,7 @@ scaled = formats.returning(Format, shared.scaled)
 codebook = formats.returning(Format, shared.codebook)
 
 
-def as_format(caller: str, argument: str, dtype: Any) -> Format | None:
+def as_format(caller: str, argument: str, dtype: DType) -> Format | None:
     """Return the format that an argument asks for, or None: see `halfstep`."""
     if dtype is None:
         return None

@@ -1,16 +1,16 @@
 """A model in 16 bits, with norms and embeddings as they are asked for."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from halfstep.arrays import Array
 from halfstep.cast import checked_choices, kind_of
+from halfstep_torch.leaves.group_names import Group
 
 
 def cast_model(
     model: torch.nn.Module, *, norms: str = "split16", embeddings: str = "bfloat16"
-) -> list[dict[str, Any]]:
+) -> list[Group]:
     """Cast the float32 parameters of a model to bfloat16, in place, and return param groups with their names.
 
     Rounds to nearest, once. Norms and embeddings are known by their classes, such as `LayerNorm`,
@@ -67,5 +67,5 @@ def _to_float32(_: torch.nn.Module, args: tuple) -> tuple:
     return tuple(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args)
 
 
-def _to_bfloat16(_: torch.nn.Module, __: Any, output: Any) -> Any:
+def _to_bfloat16(_: torch.nn.Module, __: object, output: Array) -> Array:
     return output.to(torch.bfloat16) if isinstance(output, Tensor) else output

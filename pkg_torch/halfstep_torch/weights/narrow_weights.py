@@ -5,7 +5,6 @@ rules themselves are in `wide_weights.py`.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from halfstep.rule import Rule
 from halfstep_torch.links.link import checked_rule
 from halfstep_torch.numbers.rounding import round_number, round_value
-from halfstep_torch.numbers.seeds import Seed
+from halfstep_torch.numbers.seeds import LinkSeed, Seed
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Arrays
 from halfstep_torch.weights.weight_rule import WeightRule, nearest
@@ -22,7 +21,7 @@ from halfstep_torch.weights.weight_rule import WeightRule, nearest
 class RoundStochastically(WeightRule):
     """The transform that `round_stochastically` returns."""
 
-    seed: Any = 0
+    seed: LinkSeed = 0
 
     def rounds(self, dtype: str) -> bool:
         """Always."""

@@ -6,11 +6,11 @@ Contract: section P.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import Values
 from halfstep.random_words import Role
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.link import Link, ParamInfo, has_field
@@ -53,7 +53,7 @@ class WeightRule(Link):
         """Return p after an update, and what is kept beside it."""
         return self.store(self.join(p, extra, dtype) + u, dtype, words)
 
-    def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundWeights | None":
+    def bind(self, caller: str, h: Values, info: ParamInfo) -> "BoundWeights | None":
         """Return what is done to weights of 16 bits."""
         if info.dtype == torch.float32:
             return None
@@ -103,7 +103,7 @@ class BoundWeights(BoundRule):
         return (WordSource(Role.PARAM),) if self.rule.rounds(self.dtype) else ()
 
     def update(
-        self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words]
+        self, u: Tensor, p: Tensor, state: Arrays, numbers: Values, words: Sequence[Words]
     ) -> tuple[Tensor, Arrays]:
         """Return q - p for the weights q that `apply` gives, and -0.0 where q = p (contract P2)."""
         q, extra = self.apply(u, p, state, words)

@@ -5,7 +5,6 @@ The rules inside stay links of one flat chain, in front of the link that keeps t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from halfstep_torch.links.chain import Chain, chain
 from halfstep_torch.links.link import checked_rule
 from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.rounding import round_number
+from halfstep_torch.numbers.seeds import LinkSeed
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Arrays
 from halfstep_torch.weights.weight_rule import WeightRule
@@ -25,8 +25,8 @@ class SplitParams(WeightRule):
     """The last link of what `split_params` returns; those that it wraps stand before it."""
 
     extra_bits: int = 16
-    wrapped_links: Any = 0
-    seed: Any = 0
+    wrapped_links: int = 0
+    seed: LinkSeed = 0
 
     def extra(self, dtype: str) -> Mapping[str, StateArray]:
         """The low bits; int16 where uint16 is meant, of which torch knows little."""
@@ -58,7 +58,7 @@ class SplitParams(WeightRule):
 class KeepMasterParams(WeightRule):
     """The last link of what `keep_master_params` returns; those that it wraps stand before it."""
 
-    wrapped_links: Any = 0
+    wrapped_links: int = 0
 
     def extra(self, dtype: str) -> Mapping[str, StateArray]:
         """A float32 copy of the weights."""
