@@ -1,4 +1,4 @@
-"""A step that was built once, to be run again: what makes it stale, and what it takes up anew.
+"""A step that is built once and run many times: what makes it stale, and what each run reads again.
 
 built once   checks of parameters, gradients and state; plans; rows; kernels; what processes exchange
 each step    counts; numbers of groups whose entries are other objects; keys of random words
@@ -36,7 +36,7 @@ Parameters = Sequence[tuple[int, str, Tensor]]
 
 
 class Key(NamedTuple):
-    """What makes a launch stale: of every parameter with a gradient, in their order.
+    """What a launch depends on, for every parameter with a gradient in order: a change makes it stale.
 
     Fields are read and compared item by item at every step. Nothing is collected on the way: tuples for a
     thousand parameters would start Python's garbage collector nine times in a step.
@@ -76,7 +76,7 @@ class Key(NamedTuple):
 
 
 class Launch:
-    """The step of some parameters, as it was built.
+    """The built step of some parameters.
 
     It is stale when its `key` is another: what any check, plan, row or kernel depends on. Numbers are none of
     it; a group is read again, and checked, when one of its entries is another object than before, a format
@@ -91,7 +91,7 @@ class Launch:
     """
 
     def __init__(self, optimizer: Any, named: Parameters, before: "Launch | None" = None) -> None:
-        """Check and sort parameters; rows of the launch `before` are taken over where nothing is another."""
+        """Check and sort parameters; take over the rows of the launch `before` where nothing changed."""
         self._before = {batch.signature: batch.rows for batch in before.batches} if before else {}
         self._listed, self._key, self._numbers = [param for _, _, param in named], None, {}
         batches = make_batches(named, optimizer._group, optimizer.state, optimizer._home.slots_of)
@@ -109,7 +109,7 @@ class Launch:
         self._exchanging = {id(slot.counter): (slot.counter, slot) for slot in exchanging}
 
     def holds(self, listed: Sequence[Tensor], optimizer: Any) -> bool:
-        """Whether these parameters can be stepped by it: nothing that it was built of is another."""
+        """Whether the launch still fits these parameters: its key is unchanged."""
         if (
             self._key is None
             or len(listed) != len(self._listed)
@@ -125,7 +125,7 @@ class Launch:
         return same and all(action.stays() for action in self._actions)
 
     def renew(self, optimizer: Any, scale: float | None) -> bool:
-        """Have the counts and groups of a step, after `holds`; return False if it is to be built anew.
+        """Read the counts and groups of a step, after `holds`; return False if the launch must be rebuilt.
 
         `scale` is that of the gradients. Raises what reading a group raises.
         """
@@ -148,29 +148,29 @@ class Launch:
         return True
 
     def _keeps_plans(self, read: ReadGroup) -> bool:
-        """Whether parameters of a group have the plans that they had: most numbers decide nothing in them."""
+        """Whether the plans of a group's parameters are unchanged: most numbers do not affect a plan."""
         slots = (slot for batch in self.batches if batch.group.index == read.index for slot in batch.slots)
         return all(read.plan(slot.name, slot.owner) == slot.whole_plan for slot in slots)
 
     @property
     def counts(self) -> list[tuple[int, int]]:
-        """Pairs: the index of a group, the count of parameters of it after their step."""
+        """Pairs of a group's index and its parameters' count after the step."""
         return [(batch.group.index, max(batch.numbers)) for batch in self.batches]
 
     @property
     def moves(self) -> bool:
-        """Whether a gradient is not 0."""
+        """Whether any gradient is not 0."""
         slots = (slot for batch in (*self.batches, *self.on_meta) for slot in batch.slots)
         return any(not has_memory(slot.param) or bool(slot.grad.any()) for slot in slots)
 
     def bring(self) -> Mapping[tuple[int, int], Any]:
-        """Bring gradients to where weights are stepped; return what links measure of all of them."""
+        """Bring gradients to their weights; return what links measure over all gradients."""
         for action in self._actions:
             action.bring()
         return measure(self.batches) if self._looks else {}
 
     def prepare(self, optimizer: Any, measured: Mapping[tuple[int, int], Any]) -> None:
-        """Have numbers, keys, kernels and rows: all that can fail before weights change."""
+        """Prepare numbers, keys, kernels and rows: everything that can fail, before weights change."""
         if self._looks:
             check_finite(optimizer._name, self.batches)
         self._numbers = attach_numbers(self.batches, measured, self._numbers)
@@ -186,7 +186,7 @@ class Launch:
         send(self.batches)
 
     def run(self) -> None:
-        """Step the batches, and count each as it ends: weights, state and counts change."""
+        """Step the batches and count each when it ends: weights, state and counts change."""
         waiting = []
         for action in self._actions:
             action.begin()
@@ -210,14 +210,14 @@ class Launch:
             count(batch.counters, {slot.step for slot in batch.slots})
 
     def forget(self) -> None:
-        """Let go of what was brought, and of rows of it."""
+        """Drop what was brought for this step, and its rows."""
         for action in self._actions:
             action.forget()
         for batch in self._gathered:
             batch.rows = []
 
     def keep(self, optimizer: Any) -> None:
-        """Be ready to be run again, as all is now."""
+        """Store the key, so that the launch can run again."""
         if self._key is not None or self.on_meta or not self.batches:
             return
         slots: dict[int, list] = {}
@@ -233,7 +233,7 @@ class Launch:
 
 
 class _Entries:
-    """The entries of a group, by which it is known that none is another object."""
+    """The entries of a group, to notice one that is replaced by another object."""
 
     def __init__(self, group: Mapping[str, Any], read: ReadGroup) -> None:
         self._keys, self._values = list(group), list(group.values())
@@ -248,7 +248,7 @@ class _Entries:
         )
 
     def are_those_of(self, group: Mapping[str, Any]) -> bool:
-        """Whether a group has these very entries, and none has changed in place."""
+        """Whether a group still has these entries, and none was changed in place."""
         same = len(group) == len(self._keys) and all(map(operator.is_, group.values(), self._values))
         return self._stay and same and list(group) == self._keys and self._formats == self._said
 

@@ -1,4 +1,4 @@
-"""What is said once: advice that no error and no warning should carry, in the log of this package."""
+"""Advice that is logged once in a process."""
 
 import functools
 import logging
@@ -8,5 +8,5 @@ _LOG = logging.getLogger("halfstep_torch")
 
 @functools.cache
 def say_once(message: str) -> None:
-    """Log a message at the level of warnings, unless that was done before in this process."""
+    """Log a message at warning level, once in a process."""
     _LOG.warning(message)

@@ -138,7 +138,7 @@ def accumulate(dtype: str, keys: LeafKeys, index, g: jax.Array, total: jax.Array
 
 
 def _add(leaves: Leaves, sums: list, dtype: str, keys: LeafKeys) -> Any:
-    """Return the tree of the new sums; where there is no gradient, of the old ones."""
+    """Return the tree of new sums; a leaf without a gradient keeps its sum."""
     indices = keys.indices(shards(_FUNCTION, leaves.names, leaves.values))
     rows = zip(indices, leaves.values, sums, strict=True)
     made = [x if g is None else call_per_shape(accumulate, dtype, keys, index, g, x) for index, g, x in rows]

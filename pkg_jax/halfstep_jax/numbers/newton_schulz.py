@@ -27,7 +27,7 @@ def newton_schulz(
 
 
 def _normed(stack: jax.Array, eps: float) -> jax.Array:
-    """Return matrices over their norms, by way of their largest elements: no square overflows."""
+    """Return matrices divided by their norms, scaled by their largest elements first: no square overflows."""
     top = jnp.abs(stack).max((1, 2), keepdims=True)
     scaled = stack / jnp.where(top > 0, top, 1)
     norm = jnp.sqrt(jnp.square(scaled).sum((1, 2), keepdims=True))

@@ -10,7 +10,7 @@ from halfstep.diagnosis import end_codes
 
 
 def count_at_ends(second: str, codes: jax.Array, first: jax.Array) -> tuple[Any, Any]:
-    """Return how many elements stand at the smallest and at the largest number: none where nothing stops so.
+    """Return the number of elements at the smallest and the largest number of the codes, 0 for no such end.
 
     At the smallest those count whose first moment is not zero: others have had no gradient yet.
 

@@ -118,7 +118,7 @@ def _shape(name: str, x: Any) -> Shape:
 
 
 def _same_names(shapes: Mapping[str, Shape], found: Mapping[str, Shape]) -> dict[str, Place]:
-    """Return places of leaves that have a parameter's name and its shape, further axes of 1 apart."""
+    """Return the places of leaves with a parameter's name and its shape, axes of length 1 aside."""
     by_leaf = dict(zip(leaf_names(list(found)), found, strict=True))
     return {
         leaf: Place((by_leaf[leaf],), shape, tuple(range(len(shape))))
@@ -151,7 +151,7 @@ def _source_units(shapes: Mapping[str, Shape]) -> list[_Unit]:
 
 
 def _torch_units(model: nn.Module) -> list[_Unit]:
-    """Return the layers of a torch model, and stacks of equal ones that stand in a list."""
+    """Return the layers of a torch model, and the lists of equal layers as stacks."""
     units, stacks, inside = [], {}, set()
     for path, module in model.named_modules():
         attention = isinstance(module, nn.MultiheadAttention)
@@ -173,7 +173,7 @@ def _torch_units(model: nn.Module) -> list[_Unit]:
 
 
 def _paired(sources: list[_Unit], torches: list[_Unit], names: dict[str, str]) -> dict[str, Place]:
-    """Return the places of the leaves of all layers that can be paired in one way alone."""
+    """Return the places of the leaves of all layers that pair in exactly one way."""
     fits = {
         (i, j): places
         for i, ours in enumerate(sources)
@@ -201,7 +201,7 @@ def _alike(ours: _Unit, theirs: _Unit, names: Mapping[str, str]) -> bool:
 
 
 def _only(pair: tuple[int, int], fits: Iterable[tuple[int, int]]) -> bool:
-    """Whether two layers fit each other alone."""
+    """Whether two layers fit each other and no other layer."""
     return not any((i == pair[0]) != (j == pair[1]) for i, j in fits)
 
 
@@ -228,7 +228,7 @@ def _fit(ours: _Unit, theirs: _Unit) -> dict[str, Place] | None:
 
 
 def _wanted(module: nn.Module | None, leaves: set[str]) -> dict[str, tuple[str, Any]] | None:
-    """Return of each leaf of a layer the parameter of a torch module and its rows, or None."""
+    """Return for each leaf of a layer the torch parameter and its rows, or None."""
     if isinstance(module, nn.MultiheadAttention):
         wanted = {} if module.in_proj_weight is None else _wanted_of_attention(module.embed_dim)
     else:
@@ -252,7 +252,7 @@ def _wanted_of_attention(size: int) -> dict[str, tuple[str, Any]]:
 
 
 def _layout(name: str, leaf: Shape, parameter: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
-    """Return how axes of a parameter are cut and ordered to be those of a leaf, or None."""
+    """Return how a parameter's axes are split and permuted to those of a leaf, or None."""
     n = len(leaf)
     if name == "embedding" or name.rpartition("/")[2] == "weight":
         # As in torch.

@@ -93,7 +93,7 @@ class SourceView(nn.Module):
 
     @torch.no_grad()
     def take_gradients(self) -> None:
-        """Give every leaf the gradient of its parameters, in its layout.
+        """Set the gradient of every leaf from its parameters, in its layout.
 
         Raises:
             ValueError: if a parameter of the model was replaced since, or part of a stack has no gradient.

@@ -95,7 +95,7 @@ def decoded_states(optimizer: Optimizer, params: Collection[Tensor]) -> dict[Ten
 
 @torch.no_grad()
 def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
-    """Go on from a state in torch's form: of `torch.optim.AdamW`, or of a float32 run of ours.
+    """Continue from a state in torch's form: of `torch.optim.AdamW`, or of a float32 run of halfstep.
 
     Each moment is rounded once, to the format in which this optimizer keeps it, stochastically if steps round
     it so. The words are those of the step at which the state dict was saved. Numbers of the groups (`lr`,
@@ -157,14 +157,14 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
 
 
 def _words(name: str, param: Tensor, plan: Plan, step: int) -> list[list]:
-    """Return, of every rule of a plan, the words of its sources at a step."""
+    """Return the random words of every rule of a plan at a step, by source."""
     keys = as_int32(stream_keys(plan.streams, [step], [name])[0]).tolist()
     words_of = plan.stages[0].array_words(keys, param.device)
     return [[words_of(*source) for source in sources] for sources in plan.sources]
 
 
 def _step_moments(rule: BoundRule, state: Mapping[str, Tensor], words: list) -> dict[str, StepMoment]:
-    """Return the moments of one rule by their keys, those in units of another after that one."""
+    """Return the moments of one rule by key; a moment in units of another comes after it."""
     flat = {key: state[key].reshape(-1) for key in rule.arrays}
     keys = {stored.name: stored.key for stored in rule.moments}
     return {keys[name]: moment for name, moment in rule.step_moments(flat, words, None).items()}
@@ -212,7 +212,7 @@ def _encoded(
 
 
 def _whole(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all elements of arrays, those of DTensors brought from all processes."""
+    """Return whole arrays; DTensors are gathered from all processes."""
     sharded = {key: array for key, array in arrays.items() if is_sharded(array)}
     gathered = gather_whole(list(sharded.values())) if sharded else []
     return {**arrays, **dict(zip(sharded, gathered, strict=True))}
@@ -239,7 +239,7 @@ def _numbers_of(optimizer: Optimizer, index: int) -> dict[str, Any]:
 
 
 def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[str]:
-    """Return which numbers of a saved group are taken: those that the group has, as numbers."""
+    """Return the numbers of a saved group that are loaded: those that this group has, as numbers."""
     group = optimizer.param_groups[index]
     return [
         key for key in _NUMBERS if key in saved and type(group.get(key)) in (int, float, bool, tuple, list)

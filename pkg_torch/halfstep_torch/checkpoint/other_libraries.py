@@ -36,7 +36,7 @@ def _plain(x: Any) -> Any:
 
 
 def _of_bitsandbytes(state: Mapping[str, Any], place: int) -> Tensor | None:
-    """Return the moment of a place; None where there is none."""
+    """Return the moment in one place of the state, or None."""
     codes = state.get(f"state{place}")
     if codes is None or codes.is_floating_point():
         return codes

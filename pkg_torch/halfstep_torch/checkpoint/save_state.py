@@ -27,7 +27,7 @@ from halfstep_torch.sharded.slots import new_state
 
 
 class _Stepped(NamedTuple):
-    """A parameter of the optimizer.
+    """A parameter that the optimizer steps.
 
     Attributes:
         param: the weights.
@@ -172,7 +172,7 @@ def _parameters(
 
 
 def _check_writable(caller: str, leaf: str, param: Tensor) -> None:
-    """Raise ValueError for a weight several elements of which are one number in memory."""
+    """Raise ValueError for an expanded weight, which cannot be written."""
     if any(stride == 0 and size > 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
         raise ValueError(
             f"{caller}: the weight {leaf!r} is an expanded tensor, which cannot be written. "
@@ -194,7 +194,7 @@ def _step(caller: str, leaf: str, recipe: Recipe) -> int:
 def _seeds(
     caller: str, stepped: Mapping[str, _Stepped], recipes: Mapping[str, Recipe], saved: Mapping[str, Recipe]
 ) -> dict[tuple[int, int], list[int]]:
-    """Return the seeds that the file has, by group and place in its chain: one, or two of `store_state`."""
+    """Return the seeds in the file by group and place in the chain: one, or two for `store_state`."""
     seeds: dict[tuple[int, int], list[int]] = {}
     for leaf, (_, group, plan, links) in stepped.items():
         rest = iter(paired(saved[leaf], recipes[leaf]))
@@ -232,7 +232,7 @@ def _state_dict(
 
 
 def _file_array(caller: str, name: str, x: Tensor, writes: bool, codes: bool = False) -> Any:
-    """Return a tensor as a file holds it, codes of a byte as bytes; nothing in a process that writes none."""
+    """Return a tensor as a file holds it, 8-bit codes as bytes; None in a process that writes no file."""
     if is_sharded(x):
         x = gather_whole([x])[0]
     if not writes:
@@ -244,7 +244,7 @@ def _file_array(caller: str, name: str, x: Tensor, writes: bool, codes: bool = F
 def _tensor(
     caller: str, name: str, arrays: Mapping[str, FileArray], dtype: torch.dtype, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return an array of a file, in memory of its own, if it is of such a dtype and shape."""
+    """Return a copy of an array of a file; check its dtype and shape."""
     due = _dtype_of(dtype, codes=not name.startswith("params/"))
     data = torch.from_numpy(bytes_of(caller, name, arrays[name], due, shape))
     # torch does not view an array without elements, whose stride is 0, in another dtype.
@@ -252,7 +252,7 @@ def _tensor(
 
 
 def _dtype_of(dtype: torch.dtype, codes: bool) -> str:
-    """Return what a dtype of torch stands for in a file."""
+    """Return the name that a torch dtype has in a file."""
     if codes and dtype.itemsize == 1:
         return "uint8"
     return "uint16" if codes and dtype == torch.int16 else dtype_name(dtype)

@@ -1,4 +1,4 @@
-"""Weights that the state of an optimizer holds in 8 bits: read, and decoded.
+"""8-bit weights in the state of an optimizer: read and decoded.
 
 Contract: P8.
 """
@@ -35,7 +35,7 @@ class StoredParam:
 
     @torch.no_grad()
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the weight, a copy: exact in float32, rounded to nearest in another `dtype`."""
+        """Return a copy of the weight: exact in float32, rounded to nearest in another `dtype`."""
         if self.scale is None:
             return self.codes.to(dtype, copy=True)
         fmt = Format.of(INT8).replace(min_size=0, min_ndim=0).for_shape(tuple(self.codes.shape))

@@ -1,1 +1,1 @@
-"""From parameters to the memory that a plan works on, and back."""
+"""The torch step: from parameters to rows, stages and kernels, and back."""

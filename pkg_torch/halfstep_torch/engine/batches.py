@@ -1,4 +1,4 @@
-"""Parameters that are stepped together, by the same kernels and numbers, with their state and their keys."""
+"""Batches: parameters that the same kernels step together, with their state and keys."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ _MANY_COUNTS = 5
 
 @dataclasses.dataclass
 class Batch:
-    """Slots that go through the same stages on one device, with the numbers of their counts.
+    """Slots with the same stages on one device, and the numbers of their counts.
 
     Attributes:
         group: of which they are.
@@ -62,7 +62,7 @@ class Batch:
 
     @functools.cached_property
     def measuring(self) -> list[int]:
-        """The stages that have numbers of all gradients, which stay on the device."""
+        """The stages with numbers that depend on all gradients; these stay on the device."""
         links = [self.group.links[j] for j in self.plan.rule_indices]
         return [k for k, rules in enumerate(self.plan.bounds) if any(links[i].measures for i in rules)]
 
@@ -73,12 +73,12 @@ class Batch:
 
     @functools.cached_property
     def counters(self) -> list[Tensor]:
-        """The counts, as the state holds them, of the parameters that are stepped once the batch is."""
+        """The count tensors of the parameters whose step ends with this batch."""
         return list({id(slot.counter): slot.counter for slot in self.slots if slot.ends}.values())
 
     @functools.cached_property
     def _have_all(self) -> bool:
-        """Whether each slot is all that this process has of its parameter."""
+        """Whether each slot is all of its parameter's local part."""
         return all(slot.has_all for slot in self.slots)
 
     @functools.cached_property
@@ -86,14 +86,14 @@ class Batch:
         return any(map(is_sharded, self.owners))
 
     def with_rows(self, before: Mapping[tuple, StageRows]) -> None:
-        """Have rows: those of a launch before, by their signature, or new ones."""
+        """Take the rows of an earlier launch with the same signature, or make new rows."""
         compiled = bool(self.kernels)
         kind = id(self.plan.shared), self.device, self.grad_dtype, compiled
         self.signature = (*kind, *map(_memory_of, self.slots))
         self.rows = before.get(self.signature) or make_rows(self.slots, self.grad_dtype, compiled)
 
     def gradients(self, places: Iterable[int]) -> dict[int, Tensor]:
-        """Return the gradients of some slots, by their places."""
+        """Return the gradients of slots, given by their indices."""
         if not self._have_all:
             return {place: self.slots[place].grad for place in places}
         owners: list[Any] = self.owners
@@ -103,13 +103,13 @@ class Batch:
         return {place: grad.detach() if grad.requires_grad else grad for place, grad in grads}
 
     def stage_numbers(self, k: int) -> dict[int, list[Any]]:
-        """Return of each count the numbers of the rules of the k-th stage, by name."""
+        """Return the numbers of the k-th stage's rules for each count, by name."""
         rules = self.plan.bounds[k]
         return {step: of_rules[rules.start : rules.stop] for step, of_rules in self.numbers.items()}
 
 
 def _memory_of(slot: Slot) -> tuple:
-    """Return what rows of a slot depend on, besides its plan: where it is in memory, and how."""
+    """Return what the rows of a slot depend on besides its plan: address and layout of its memory."""
     param, arrays = slot.param, [array.data_ptr() for array in slot.state.values()]
     return param.data_ptr(), param.stride(), slot.window, slot.grad.is_contiguous(), *arrays
 
@@ -120,7 +120,7 @@ def make_batches(
     states: MutableMapping[Tensor, Any],
     slots_of: Callable[[ReadGroup, str, Tensor], Sequence[Slot]],
 ) -> list[Batch]:
-    """Return the parameters that have a gradient, sorted; all that is read is checked.
+    """Check the parameters that have a gradient, and sort them into batches.
 
     New parameters get zeros in `states`.
 
@@ -158,7 +158,7 @@ def make_batches(
 
 
 def check_finite(caller: str, batches: Sequence[Batch]) -> None:
-    """Raise ValueError for a gradient or a moment that is not finite, where a rule would spread that."""
+    """Raise ValueError for a non-finite gradient or moment if a rule would spread it."""
     for batch in batches:
         links = [batch.group.links[j] for j in batch.plan.rule_indices]
         if not any([link.needs_finite for link in links]):
@@ -182,7 +182,7 @@ def check_finite(caller: str, batches: Sequence[Batch]) -> None:
 
 
 def _mark(spec: StateArray, x: Tensor) -> Tensor:
-    """Return a number that is finite if the codes of a moment, or its scales, are."""
+    """Return a number that is finite if the codes or the scales of a moment are."""
     if spec.scale_of is not None:
         return torch.where((x == NAN_SCALE).any(), math.inf, 0.0)
     if not x.is_floating_point():
@@ -191,7 +191,7 @@ def _mark(spec: StateArray, x: Tensor) -> Tensor:
 
 
 def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:
-    """Return of each link that depends on all gradients what it makes of them, by group and place.
+    """Return the measures of links that depend on all gradients, by group and place in the chain.
 
     Processes of a mesh exchange words here: once for each link of a chain, whatever groups it steps.
     """
@@ -209,7 +209,7 @@ def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:
 
 
 def _norms_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Callable[[bool], Tensor]:
-    """Return what computes, once, the `norms` of the gradients that a link is to see."""
+    """Return a function that computes the `norms` of the gradients for a link, once."""
 
     @functools.cache
     def norms(exact: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether steps run compiled: what the user chose, what eager steps have cost, and what can compile."""
+"""Whether steps run compiled: by the user's choice, the cost of eager steps, and what can compile."""
 
 import collections
 import platform
@@ -47,7 +47,7 @@ class CompileChoice:
     def _wanted(
         self, device: torch.device, elements: int, at_hand: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Return whether a step of so many elements on `device` is to be compiled."""
+        """Return whether a step of `elements` on `device` should be compiled."""
         if self.choice != "auto":
             return bool(self.choice)
         if device.type != "cpu":
@@ -58,7 +58,7 @@ class CompileChoice:
         return self.stepped[device.type] >= _COST_OF_COMPILING and find_cxx() is not None
 
     def is_due(self, device: torch.device, elements: int) -> bool:
-        """Whether an eager step of so many elements was the last one; it is counted."""
+        """Count an eager step of `elements`; return whether it was the last before compiling."""
         return self.choice == "auto" and self._wanted(device, elements)
 
     def prepare(
@@ -69,7 +69,7 @@ class CompileChoice:
         make: Callable[[], object],
         at_hand: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Compile by `make` if that is wanted for so many elements, and return whether steps run compiled.
+        """Compile by `make` if a step of `elements` should be compiled; return whether steps run compiled.
 
         "auto" compiles at once what is `at_hand`: stored kernels are loaded, in no time.
         """
@@ -120,7 +120,7 @@ class CompileChoice:
 
 
 def _unproved(device: torch.device) -> str:
-    """Return why compiled steps may have other bits on a device; "" if they have the contract's."""
+    """Return why compiled steps may differ from the contract on a device; "" if they do not."""
     if device.type not in _PROVED:
         return "no compiled step was ever read there"
     if missing := missing_options(device):

@@ -23,7 +23,7 @@ _SCRATCH = 1 << 20
 
 
 def compile_batch(batch: Batch) -> None:
-    """Give a batch the kernels of its stages, as far as these compile; raise what torch.compile raises."""
+    """Compile the stages of a batch that can be compiled; raise what torch.compile raises."""
     kernels: list[dict[bool, Callable[..., None]]] = [{} for _ in batch.plan.padded_stages]
     for k, stage, places, by_row, where in _compiling(batch):
         for alone in kinds(stage, batch.device):
@@ -32,13 +32,13 @@ def compile_batch(batch: Batch) -> None:
 
 
 def is_at_hand(batch: Batch) -> bool:
-    """Whether all kernels of a batch are stored, so that compiling it is loading."""
+    """Whether all kernels of a batch are stored, so that compiling only loads them."""
     names = [_name(*parts, *where) for _, *parts, (_, *where) in _compiling(batch)]
     return batch.device.type == "cpu" and bool(names) and all(map(is_stored, names))
 
 
 def _compiling(batch: Batch) -> Iterator[tuple[int, Stage, tuple, bool, tuple]]:
-    """Yield the stages that can be compiled: place, stage, places of its numbers, whether rows have theirs.
+    """Yield each stage that compiles: index, stage, places of its numbers, whether rows have their own.
 
     At last the device, the dtype of what comes in, and the threads, which Inductor writes into a kernel for
     the CPU.
@@ -67,7 +67,7 @@ def kinds(stage: Stage, device: torch.device) -> tuple[bool, ...]:
 
 
 def in_blocks(stage: Stage, device: torch.device) -> bool:
-    """Return whether a kernel sees rows with one more axis, so that their finest blocks are the last axis.
+    """Return whether a kernel sees the finest blocks of rows as a further, last axis.
 
     On a CPU Inductor writes a loop for each axis. If it is given rows alone, it divides indices to find
     blocks within blocks, and codes that share a byte. Then it reads one element at a time.
@@ -146,7 +146,7 @@ def _same_bits(
     ours: Sequence[Tensor],
     theirs: Sequence[Tensor],
 ) -> bool:
-    """Whether a stored kernel steps as eager mode does, on memory of ours: eager steps make the state."""
+    """Whether a stored kernel gives the bits of eager steps, tried on scratch memory."""
     generator = torch.Generator().manual_seed(0)
     p, g, *_, numbers, first, keys, column = ours
     p.copy_(torch.randn(p.shape, generator=generator))
@@ -164,7 +164,7 @@ def _same_bits(
 
 
 def _in_blocks(stage: Stage, x: Tensor) -> Tensor:
-    """Return rows with their finest blocks as the last axis of three; scales stay as they are."""
+    """Return rows with their finest blocks as the last of three axes; scales are unchanged."""
     return x if x.dim() == 1 else x.view(x.shape[0], stage.width // stage.blocks[-1].size, -1)
 
 
@@ -177,7 +177,7 @@ def _scratch(
     alone: bool,
     rows: int,
 ) -> Iterator[Sequence[Tensor]]:
-    """Yield arguments of a kernel, over memory of ours: of so many rows, and of one less."""
+    """Yield arguments of a kernel in scratch memory: for `rows` rows, and for one less."""
     most = max(rows, 4)
     memory = Memory(stage, most, device, grad_dtype, wide=True)
     columns = sum(1 + len(roles) for roles in stage.roles)

@@ -1,4 +1,4 @@
-"""float32 copies of 16-bit weights and their gradients, and weights that are rounded from these.
+"""float32 copies of 16-bit weights and gradients, from which the weights are rounded.
 
 Copies lie in rows, next to each other; a row has elements of one parameter. So one kernel rounds them all.
 """
@@ -26,7 +26,7 @@ _SCRATCH = 1 << 20
 
 
 class Float32Copies:
-    """Of parameters of one device and one dtype of 16 bits, memory for copies of weights and gradients.
+    """Memory for float32 copies of weights and gradients, of one device and one 16-bit dtype.
 
     Args:
         params: the parameters.
@@ -54,7 +54,7 @@ class Float32Copies:
         self.weights, self.grads, self._rounded = map(self._parts, (new, grads, rounded))
 
     def _parts(self, rows: Tensor) -> list[Tensor]:
-        """Return what rows have of each parameter, in its shape."""
+        """Return the views of rows that belong to each parameter, in its shape."""
         sizes = [(param.numel(), -param.numel() % _WIDTH) for param in self._params]
         flat = rows.reshape(-1).split_with_sizes([*itertools.chain(*sizes)])[::2]
         return [x.view(param.shape) for x, param in zip(flat, self._params, strict=True)]
@@ -88,14 +88,14 @@ class Float32Copies:
 
 
 def row_places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return of each row its parameter, and the index of its first element; of parameters of so many rows."""
+    """Return for each row its parameter and the index of its first element, given rows per parameter."""
     parameter = np.repeat(np.arange(len(lengths)), lengths)
     before = np.cumsum([0, *lengths[:-1]])[parameter]
     return parameter, (np.arange(len(parameter), dtype=np.int64) - before) * _WIDTH
 
 
 def row_words(keys: np.ndarray, parameter: np.ndarray, first: np.ndarray) -> list[np.ndarray]:
-    """Return of each row the low half of the index of its first element, and its two keys (contract W8)."""
+    """Return for each row the low half of its first index, and its two keys (contract W8)."""
     k0, k1 = (row[parameter] for row in keys)
     return [
         as_int32(x) for x in (first, k0, k1.view(np.uint32) + GOLDEN_RATIO * (first >> 32).astype(np.uint32))
@@ -145,7 +145,7 @@ def _kernel(dtype: str, device: torch.device, threads: int) -> Callable[..., Non
 
 
 def _scratch(dtype: str, rows: int, device: torch.device) -> list[Tensor]:
-    """Return arguments of a kernel, over memory of ours."""
+    """Return arguments of a kernel in scratch memory."""
     matrices = [
         torch.zeros(rows, _WIDTH, dtype=x, device=device) for x in (torch.float32, torch_dtype(dtype))
     ]

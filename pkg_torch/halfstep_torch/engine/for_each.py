@@ -1,4 +1,4 @@
-"""One operation on many tensors, by one call of torch."""
+"""One operation on many tensors in one call of torch."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def for_each(operation: str, tensors: list[Tensor], other: Any) -> None:
-    """Call a method of every tensor, by one call of torch where that has it.
+    """Call a method of every tensor, by torch's foreach function if there is one.
 
     The method changes its tensor. `other` is its argument; a list has an argument for every tensor.
     """

@@ -1,4 +1,4 @@
-"""Param groups as they are added and read: what they choose, and what they are refused for."""
+"""Param groups when they are added and read: their choices, and the checks."""
 
 import inspect
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _CYCLE = ("base_momentum", "max_momentum")
 
 
 def choices_of(optimizer: Any, param_group: Any) -> tuple[Any, GroupChoices]:
-    """Return a group that is to be added, with names and without a recipe, and what it chooses."""
+    """Return a new group with names and without its recipe, and its choices."""
     caller, schedule, rate, options = optimizer._name, None, None, dict(optimizer._tx.options)
     if isinstance(param_group, dict):
         lr = param_group.get("lr", optimizer._schedule)
@@ -51,7 +51,7 @@ def choices_of(optimizer: Any, param_group: Any) -> tuple[Any, GroupChoices]:
 
 
 def settle_new_group(optimizer: Any) -> None:
-    """Have the group that was added last in its final form; refuse it if steps could not follow it."""
+    """Bring the last group to its final form; refuse it if steps could not follow it."""
     group, choices = optimizer.param_groups[-1], optimizer._choices[-1]
     choices.first_lr = group.get("lr")
     if "param_names" not in group:  # then it has other words than optimizers of its seeds before
@@ -65,7 +65,7 @@ def settle_new_group(optimizer: Any) -> None:
 
 
 def read_group(optimizer: Any, index: int, saved: Mapping[str, Any] | None = None) -> ReadGroup:
-    """Return a group as it stands, with the dtypes of a saved group if there is one."""
+    """Return a group with its current entries, and the dtypes of a saved group if there is one."""
     caller, entries, choices = optimizer._name, optimizer.param_groups[index], optimizer._choices[index]
     choices.check_unchanged(caller, index, entries)
     check_maximize(caller, index, entries["maximize"])
@@ -98,7 +98,7 @@ def _check_new_group(optimizer: Any) -> None:
 
 
 def check_written(optimizer: Any, index: int) -> None:
-    """Refuse entries of a group that nothing would follow, those too that were written in mid-run."""
+    """Refuse entries of a group that have no effect, also those written during the run."""
     caller, own = optimizer._name, set(optimizer.defaults)
     group, choices = optimizer.param_groups[index], optimizer._choices[index]
     entries = (frozenset(group), *(group.get(key) for key in _CYCLE))
@@ -112,7 +112,7 @@ def check_written(optimizer: Any, index: int) -> None:
 
 
 def _follows(optimizer: Any, group: Mapping[str, Any]) -> bool:
-    """Whether a group has the entries for which its recipe stands, as ZeRO writes it there once more."""
+    """Whether a group's recipe agrees with its entries, as when ZeRO writes the recipe there again."""
     recipe = group["recipe"]
     if recipe is None or optimizer.named is None:
         return recipe is None
@@ -121,7 +121,7 @@ def _follows(optimizer: Any, group: Mapping[str, Any]) -> bool:
 
 
 def _check_cycle(optimizer: Any, index: int) -> None:
-    """Refuse a scheduler that will take the momentum of a group where its moments cannot follow."""
+    """Refuse a scheduler that will change the momentum of a group where its moments cannot follow."""
     caller, group = optimizer._name, optimizer.param_groups[index]
     for end in _CYCLE:
         momentum = group.get(end)
@@ -143,7 +143,7 @@ def _check_cycle(optimizer: Any, index: int) -> None:
 
 
 def check_choices(optimizer: Any) -> None:
-    """Raise ValueError if a link was to choose among the parameters, and chooses nothing."""
+    """Raise ValueError if a link selects parameters and finds none."""
     for j, link in enumerate(optimizer._choices[0].chain.links):
         if link.reads_names:
             groups = [optimizer._group(i) for i in range(len(optimizer.param_groups))]

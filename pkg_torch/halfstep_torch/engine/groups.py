@@ -1,4 +1,4 @@
-"""Param groups: the chain that one chooses, its learning rate, and what its links read at a step.
+"""Param groups: a group's chain, its learning rate, and the values that its links read.
 
 A group's entries are the numbers of the links, how moments are stored, and the options of the chain
 (`param_storage`, roundings). Numbers may be written at any time, the rest when the group is added.
@@ -26,7 +26,7 @@ from halfstep_torch.say_once import say_once
 
 @dataclasses.dataclass
 class GroupChoices:
-    """What a group has chosen when it was added.
+    """The choices that a group made when it was added.
 
     Attributes:
         chain: by which its parameters are stepped.
@@ -52,7 +52,7 @@ class GroupChoices:
         return {**vars(self), "plans": (None, {})}
 
     def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
-        """Return what the links are to read as lr: a number, or the schedule.
+        """Return what links read as lr: a number, or the schedule.
 
         A 0 in the group is obeyed where no scheduler wrote it: torch.distributed.checkpoint makes state by a
         step at 0 with gradients of zero.
@@ -72,7 +72,7 @@ class GroupChoices:
 
     @functools.cached_property
     def _largest_of_schedule(self) -> float:
-        """The largest of the rates that a function gives, as far as it is asked and does not raise."""
+        """The largest rate that a schedule gave for the counts that were tried."""
         rates, schedule = [0.0], self.schedule
         assert schedule is not None
         with contextlib.suppress(Exception):  # past the end of a list, say
@@ -80,14 +80,14 @@ class GroupChoices:
         return max(rates)
 
     def peak_lr(self, group: Mapping[str, Any]) -> float:
-        """Return the largest learning rate of the run, as far as the group and its schedulers know it."""
+        """Return the largest learning rate of the run that the group and its schedulers know."""
         if self.schedule is not None:
             return self._largest_of_schedule
         known = [self.first_lr, *(group.get(key) for key in ("lr", "initial_lr", "max_lr"))]
         return max(float(rate) for rate in known if rate is not None)
 
     def check_unchanged(self, caller: str, index: int, group: Mapping[str, Any]) -> None:
-        """Raise ValueError if an option was written since the group was added: nothing would follow it."""
+        """Raise ValueError if an option was changed after the group was added: it would have no effect."""
         for option, chosen in self.options.items():
             if group.get(option, chosen) != chosen:
                 raise ValueError(
@@ -97,7 +97,7 @@ class GroupChoices:
                 )
 
     def show(self, caller: str, index: int, group: dict[str, Any], step: int) -> Callable[[], None]:
-        """Return what shows, after a step, the learning rate that was in force.
+        """Return a function that shows, after a step, the learning rate of that step.
 
         `step` is the count of the oldest parameter of the group, after its increment.
         """
@@ -113,7 +113,7 @@ class GroupChoices:
 
 @dataclasses.dataclass
 class ReadGroup:
-    """A param group as it stands when a step begins.
+    """A param group at the start of a step.
 
     Attributes:
         caller: for messages.
@@ -131,13 +131,13 @@ class ReadGroup:
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
-        """The links by which the group is stepped: its chain's links, behind a link that unscales, if any."""
+        """The links that step the group: those of its chain, after one that unscales gradients if needed."""
         links = self.choices.chain.links
         return links if self.scale is None else (UNSCALE, *links)
 
     @functools.cached_property
     def values(self) -> list[Any]:
-        """Of each link the checked values of the group's entries."""
+        """The checked values of the group's entries, for each link."""
         entries = {**self.entries, "grad_scale": self.scale}
         if self.choices.schedule is not None:
             entries["lr"] = self.choices.rate(self.caller, self.index, self.entries)
@@ -148,24 +148,24 @@ class ReadGroup:
 
     @functools.cached_property
     def plan_key(self) -> tuple:
-        """What the plans of the group's parameters depend on, besides the parameters."""
+        """What the plans of the group depend on besides the parameters."""
         read = tuple(link.bind_key(h) for link, h in zip(self.links, self.values, strict=True))
         return self.index, bool(self.entries["maximize"]), tuple(link.seed for link in self.links), read
 
     def info(self, name: str, param: Tensor) -> ParamInfo:
-        """Return what decides how a parameter of the group is stepped."""
+        """Return the facts that decide how a parameter of the group is stepped."""
         reads_names = any(link.reads_names for link in self.choices.chain.links)
         return ParamInfo(param.dtype, param.shape, name if reads_names else "")
 
     def applies_to(self, name: str, param: Tensor) -> tuple[bool, ...]:
-        """Return of each link whether it does something to a parameter of the group."""
+        """Return for each link whether it acts on a parameter of the group."""
         known = self.choices.applies
         if name not in known:
             known[name] = tuple(link.touches(name, param) for link in self.choices.chain.links)
         return (True,) * (len(self.links) - len(known[name])) + known[name]
 
     def plan(self, name: str, param: Tensor) -> Plan:
-        """Return the plan of a parameter of the group: those that are alike have the same one."""
+        """Return the plan of a parameter of the group; parameters of one kind share it."""
         if self.choices.plans[0] != self.plan_key:
             self.choices.plans = self.plan_key, {}
         plans, kind = self.choices.plans[1], (self.info(name, param), self.applies_to(name, param))
@@ -186,7 +186,7 @@ def _any_gradient(params: Iterable[Tensor]) -> bool:
 
 
 def rate_of(caller: str, schedule: Callable[[int], Any], count: int) -> float:
-    """Return the number that a function gives for the step after so many."""
+    """Return the value of a schedule for the step after `count` steps."""
     rate = schedule(count)
     nonnegative(caller, f"lr({count})", rate, "Use a schedule of numbers >= 0.")
     return float(rate)
@@ -209,7 +209,7 @@ def plain_value(value: Any) -> Any:
 
 
 def shown_rates(optimizer: Any, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
-    """Return what shows, after a step, the rates of groups whose lr is a function of it.
+    """Return functions that show, after a step, the rates of groups whose lr is a schedule.
 
     `steps` are pairs: the index of a group, the count of a parameter of it after its increment.
     """

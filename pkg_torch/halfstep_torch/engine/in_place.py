@@ -1,4 +1,4 @@
-"""Rounding a tensor in place: piece by piece in eager mode, by one kernel where that is compiled.
+"""Rounding a tensor in place: in pieces in eager mode, or by one compiled kernel.
 
 Either way no temporary of the size of the tensor is made.
 """

@@ -1,4 +1,4 @@
-"""Inductor, which compiles a step: its options, what is said meanwhile, and calls of what it made.
+"""Inductor, which compiles a step: its options, the message while it compiles, and direct calls.
 
 A call of a function of torch.compile passes Dynamo, which asks at each whether everything that it saw still
 is as it was: of a step, some hundred attributes of its stage, which never change. That takes as long as
@@ -51,7 +51,7 @@ def find_cxx() -> str | None:
 
 
 def missing_options(device: torch.device) -> list[str]:
-    """Return the options that compiled code of the contract's bits needs, and that this torch has not."""
+    """Return the Inductor options that the contract's bits need and this torch lacks."""
     needed = _EXACT_ON_GPU if device.type != "cpu" else {}
     if not needed:
         return []
@@ -61,7 +61,7 @@ def missing_options(device: torch.device) -> list[str]:
 
 
 class Inductor:
-    """A backend of torch.compile: Inductor, that sees by which arguments Dynamo calls what it made."""
+    """A backend of torch.compile: Inductor, which records the arguments of Dynamo's calls."""
 
     def __init__(self, compile_fx: Callable, options: dict) -> None:
         self._compile_fx, self._options, self._made = compile_fx, options, []
@@ -130,7 +130,7 @@ def compile_rows(
 
 
 def _backend(options: dict) -> Inductor | None:
-    """Return Inductor as a backend of ours; None where it has moved: then every call passes Dynamo."""
+    """Return Inductor as a backend; None if this torch has moved it, and calls go through Dynamo."""
     try:
         from torch._inductor.compile_fx import compile_fx
     except ImportError:
@@ -139,7 +139,7 @@ def _backend(options: dict) -> Inductor | None:
 
 
 def _places(argument: Any, tensors: Sequence[Tensor]) -> list[tuple[int, int | None]]:
-    """Return which of the tensors an argument is, or of which it is the length, along which axis."""
+    """Return which tensor an argument is, or which tensor's length along which axis."""
     if isinstance(argument, Tensor):
         return [(i, None) for i, x in enumerate(tensors) if x is argument]
     return [(i, axis) for i, x in enumerate(tensors) for axis, n in enumerate(x.shape) if n == argument]
@@ -147,7 +147,7 @@ def _places(argument: Any, tensors: Sequence[Tensor]) -> list[tuple[int, int | N
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Compile what is called inside, and say once in a process what it waits for, if it waits."""
+    """Compile what is called inside; log once in a process that it waits for a compilation."""
     timer = threading.Timer(_PATIENCE, _say)
     timer.daemon = True
     timer.start()
@@ -165,7 +165,7 @@ def compiling() -> Iterator[None]:
 
 
 def _specialized() -> contextlib.AbstractContextManager:
-    """Return Dynamo's setting of that; without it a compilation takes longer, or fails."""
+    """Return Dynamo's setting for specialized integers; without it compiling takes longer or fails."""
     try:
         return torch._dynamo.config.patch(specialize_int=True, specialize_float=True)
     except AttributeError:

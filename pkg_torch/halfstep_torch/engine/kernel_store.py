@@ -1,4 +1,4 @@
-"""Kernels that an earlier process compiled for this processor, called without torch.compile.
+"""Kernels that an earlier process compiled for this processor: stored, checked, called without torch.compile.
 
 Tracing a step and finding its kernel in Inductor's cache takes 3 seconds; loading the library that Inductor
 made takes milliseconds. This module is the one place that knows what Inductor makes: a wrapper in Python that
@@ -49,11 +49,11 @@ _SAME_MEMORY = (
 
 
 class _Foreign(Exception):
-    """Something of another package, whose code may be another tomorrow."""
+    """An object of another package, whose code may change."""
 
 
 def folder() -> pathlib.Path | None:
-    """Return where kernels are stored; None where they are not, as where others could write code."""
+    """Return the folder of stored kernels; None if they are not stored, as where others can write."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return None
     default = f"{tempfile.gettempdir()}/halfstep_kernels_{os.getuid()}"
@@ -70,7 +70,7 @@ def folder() -> pathlib.Path | None:
 
 
 def kernel_name(*what: Any) -> str | None:
-    """Return the name of a kernel of such a stage, or None where it has parts of other packages than ours."""
+    """Return the name of a stage's kernel; None if the stage has parts of another package."""
     try:
         parts = [_written(x) for x in what]
     except _Foreign:
@@ -80,7 +80,7 @@ def kernel_name(*what: Any) -> str | None:
 
 
 def _written(x: Any) -> Any:
-    """Return what a part of a stage is, in the same words in every process."""
+    """Return a description of a part of a stage, equal in every process."""
     if isinstance(x, (bool, int, float, str, type(None))):
         return repr(x)
     if isinstance(x, (torch.dtype, torch.device)):
@@ -96,7 +96,7 @@ def _written(x: Any) -> Any:
 
 @functools.cache
 def _processor() -> str:
-    """Return what decides which instructions a compiler writes for this processor."""
+    """Return what the compiler's choice of instructions depends on."""
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     return next((line for line in lines if line.startswith("flags")), "")
 
@@ -112,7 +112,7 @@ def _source() -> str:
 
 
 def store(name: str | None, made: Any, places: Sequence[Place]) -> None:
-    """Store what Inductor made, if all that its wrapper does is known here."""
+    """Store a kernel of Inductor if every line of its wrapper is known."""
     path = folder() if name else None
     if path is None:
         return
@@ -130,7 +130,7 @@ def store(name: str | None, made: Any, places: Sequence[Place]) -> None:
 
 
 def _put(path: pathlib.Path, content: bytes) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file atomically."""
     handle, part = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
@@ -167,7 +167,7 @@ class _Wrapper:
         return self._known[name]
 
     def _read_name(self, line: str) -> None:
-        """Read what a line gives a name: a length, a temporary, or memory that has a name already."""
+        """Read a line that names a length, a temporary, or memory that already has a name."""
         name, _, what = line.partition(" = ")
         for same in _SAME_MEMORY:
             if found := re.fullmatch(same, what):
@@ -185,7 +185,7 @@ class _Wrapper:
 
 
 def is_stored(name: str | None) -> bool:
-    """Whether a kernel is there."""
+    """Whether a kernel is stored."""
     path = folder() if name else None
     return path is not None and (path / f"{name}.json").exists()
 
@@ -193,7 +193,7 @@ def is_stored(name: str | None) -> bool:
 def checked(
     name: str | None, has_same_bits: Callable[[Callable[..., None]], bool]
 ) -> Callable[..., None] | None:
-    """Return a stored kernel that steps memory of ours as eager mode does; one that does not is forgotten."""
+    """Return a stored kernel after it gave eager's bits on scratch memory; forget it otherwise."""
     kernel = load(name)
     if kernel is None or has_same_bits(kernel):
         return kernel
@@ -204,7 +204,7 @@ def checked(
 
 
 def load(name: str | None) -> Callable[..., None] | None:
-    """Return a stored kernel as a function of the tensors of a call, or None where there is none."""
+    """Return a stored kernel as a function of a call's tensors, or None."""
     path = folder()
     if path is None or not is_stored(name):
         return None

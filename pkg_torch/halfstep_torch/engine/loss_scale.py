@@ -1,4 +1,4 @@
-"""Gradients of a scaled loss: what `torch.amp.GradScaler` tells an optimizer, and what becomes of it.
+"""Gradients of a scaled loss: what `torch.amp.GradScaler` tells an optimizer, and the link that unscales.
 
 The scaler leaves the gradients as they are and sets `grad_scale` and `found_inf` on the optimizer for the
 time of a step. They are then unscaled in float32, on their way into the chain: in float16 that would lose
@@ -23,7 +23,7 @@ def _check_scale(caller: str, name: str, value: Any, number: float) -> None:
 
 
 class Unscale(Link):
-    """The link before all others in a step of scaled gradients: they times the inverse scale, in float32."""
+    """The first link in a step of scaled gradients: g times the inverse scale, in float32."""
 
     grad_scale: Any = number(1.0, check=_check_scale)
 
@@ -40,7 +40,7 @@ UNSCALE = Unscale()
 
 
 def scale_of(optimizer: Any) -> float | None:
-    """Return by what the gradients of a step are scaled; None where they are not, or not any more."""
+    """Return the scale of a step's gradients; None if they are not scaled, or already unscaled."""
     scale = getattr(optimizer, "grad_scale", None)
     return None if scale is None else float(scale)
 
@@ -52,7 +52,7 @@ def is_skipped(optimizer: Any) -> bool:
 
 
 class Unscaled(Sequence):
-    """Gradients without their scale, in float32: one at a time, whenever it is asked for."""
+    """Unscaled float32 gradients, computed one at a time when they are read."""
 
     def __init__(self, grads: Sequence[Tensor], scale: float):
         self._grads, self._inverse = grads, float(np.float32(1) / np.float32(scale))

@@ -1,4 +1,4 @@
-"""Rows of many spans, copied to memory of ours and back."""
+"""Rows of many spans, packed into shared memory and copied back."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _P, _G, _U = ("", "p"), ("", "g"), ("", "u")
 
 
 class PackedRows(Rows):
-    """Rows of many spans, copied to memory of ours and back."""
+    """Rows of many spans, packed into shared memory and copied back."""
 
     def __init__(self, stage: Stage, spans: Sequence[Span], slots: Sequence[Slot], memory: "Memory") -> None:
         super().__init__(stage, spans, memory.device, least=2)
@@ -42,7 +42,7 @@ class PackedRows(Rows):
     def _matrix(
         self, memory: "Memory", name: str | tuple, parts: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the matrix of a kind of array, and the views of it where the spans' parts belong."""
+        """Return the matrix for one kind of array, and its views for each span."""
         matrix = memory.matrix(name, len(self))
         rows = matrix.view(len(self), -1)
         located = zip(self.spans, [0, *self._ends], self._ends, parts, strict=False)
@@ -82,7 +82,7 @@ class PackedRows(Rows):
 
 
 class Memory:
-    """Memory for packed rows, used by one pack after the other."""
+    """Memory for packed rows, which the packs use in turn."""
 
     def __init__(self, stage: Stage, rows: int, device: torch.device, grad_dtype: torch.dtype, wide: bool):
         self.device, self.grad_dtype = device, grad_dtype
@@ -99,24 +99,24 @@ class Memory:
         }
 
     def matrices(self, rows: int) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
-        """Return so many rows of weights, what comes in, what the stage leaves if it does, and the state."""
+        """Return the first rows of weights, incoming update, outgoing update if any, and state."""
         u = self.matrix(_U, rows) if _U in self._memory else None
         state = [self.matrix(name, rows) for name in self._per_row if name not in (_P, _G, _U)]
         return self.matrix(_P, rows), self.matrix(_G, rows), u, state
 
     def matrix(self, name: str | tuple, rows: int) -> Tensor:
-        """Return so many rows of an array; of scales in one row."""
+        """Return the first rows of an array; scales are in one row."""
         per_row = self._per_row[name]
         return alias(self._memory[name], 0, (rows * per_row,) if name in self._flat else (rows, per_row))
 
 
 def _entries(slot: Slot, name: str, span: Span) -> int:
-    """Return how many entries of a state array belong to a span."""
+    """Return the number of entries of a state array that belong to a span."""
     return slot.plan.arrays[name].size(span.length)
 
 
 def _clear_half_bytes(spans: Sequence[Span], entries: Sequence[Tensor]) -> None:
-    """Clear the half bytes that are no element's, of codes of 4 bits of runs of an odd length."""
+    """Clear the unused half bytes of 4-bit codes in runs of odd length."""
     for span, codes in zip(spans, entries, strict=True):
         if span.short and span.short.unit % 2:
             codes.view(span.length // span.short.unit, -1)[:, -1] &= 15

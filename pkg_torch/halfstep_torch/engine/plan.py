@@ -1,4 +1,4 @@
-"""The step of one kind of parameter: the rules of a chain in order, then the weight as it is stored.
+"""The step of one kind of parameter: the rules of a chain in order, then the weight storage.
 
 A `Plan` is all that is fixed before numbers are known. It is cut into stages, each of which sees all of a
 parameter before the next begins.
@@ -66,14 +66,14 @@ class Plan:
 
     @functools.cached_property
     def bounds(self) -> list[range]:
-        """Which rules each stage has: the step is cut around every rule that is not elementwise."""
+        """The rules of each stage: the step is cut around every rule that is not elementwise."""
         alone = [i for i, rule in enumerate(self.rules) if rule.scope != "elementwise"]
         cuts = sorted({0, len(self.rules), *alone, *(i + 1 for i in alone)})
         return [range(i, j) for i, j in itertools.pairwise(cuts)] or [range(0)]
 
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The step in stages. All but the last leave the weights alone."""
+        """The stages of the step. Only the last changes the weights."""
         return tuple(self._stage(places) for places in self.bounds)
 
     def _stage(self, places: range) -> Stage:
@@ -91,16 +91,16 @@ class Plan:
 
     @functools.cached_property
     def padded_stages(self) -> tuple[Stage, ...]:
-        """The stages as they run on rows: plans that differ in short blocks alone have the same ones."""
+        """The stages as they run on rows, shared by plans that differ only in short blocks."""
         return _interned(tuple(stage.padded for stage in self.stages))
 
     @functools.cached_property
     def shared(self) -> tuple:
-        """What plans have in common whose parameters are stepped together: of equal ones the same object."""
+        """The part of a plan that parameters stepped together share; one object for equal parts."""
         return _interned((self.rule_indices, self.streams, self.padded_stages))
 
     def within(self, window: Window, cut: bool = False) -> "Plan":
-        """Return the plan of the elements in a window of the parameter.
+        """Return the plan for a window of the parameter.
 
         The window cuts no block or, with `cut`, is one of the parts of `halfstep_torch.sharded.cut_blocks`.
         """
@@ -126,13 +126,13 @@ class Plan:
 
     @functools.cached_property
     def second_moments(self) -> list[tuple[StoredMoment, StoredMoment]]:
-        """The second moments that another moment of their rule is measured by, each with that."""
+        """Pairs of a second moment and the moment that is stored in units of it."""
         named = [({x.name: x for x in rule.moments}, x) for rule in self.rules for x in rule.moments]
         return [(of_rule[x.second], x) for of_rule, x in named if x.second in of_rule]
 
     @property
     def weights(self) -> BoundWeights:
-        """What knows the weights best."""
+        """The rule that stores the weights."""
         last = self.rules[-1] if self.rules else None
         if isinstance(last, BoundWeights):
             return last
@@ -162,7 +162,7 @@ def make_plan(
     maximize: bool,
     wrapped_links: int = 0,
 ) -> Plan:
-    """Put the rules of one parameter together: of each link its rule, or None where the link does nothing.
+    """Make the plan of one kind of parameter from each link's bound rule, None for a link without effect.
 
     `wrapped_links` links before the last see the float32 weights that the last keeps.
     """
@@ -193,7 +193,7 @@ def make_plan(
 def bind_rules(
     links: Sequence[Link], caller: str, values: Sequence[Any], info: ParamInfo
 ) -> list[BoundRule | None]:
-    """Return of each link what it does to a parameter; of each link, `values` has what `read` gave."""
+    """Bind each link to a kind of parameter, given the values that `read` returned for it."""
     rules: list[BoundRule | None] = []
     wrapped_from = len(links)
     for i, (link, h) in reversed(list(enumerate(zip(links, values, strict=True)))):

@@ -1,4 +1,4 @@
-"""The rows of a batch: what is stepped in its own memory, what is packed, and in pieces of which length."""
+"""The rows of a batch: what is stepped in its own memory, what is packed, and the length of pieces."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from halfstep_torch.storage.blocks import Blocks
 
 
 class RowSizes(NamedTuple):
-    """How many elements are stepped at once.
+    """How many elements are stepped in one call.
 
     Attributes:
         in_place: of one parameter, in its own memory.
@@ -47,7 +47,7 @@ StageRows = list[tuple[list[int], list[list[Rows]]]]
 
 
 def make_rows(slots: Sequence[Slot], grad_dtype: torch.dtype, compiled: bool) -> StageRows:
-    """Return the rows of the slots of a batch. What they are made of stays from step to step."""
+    """Return the rows of a batch's slots. They stay from step to step."""
     stages, device = slots[0].plan.padded_stages, slots[0].param.device
     chosen = [row_sizes(stage, device, compiled) for stage in stages]
     # Between stages stand updates in float32: those of one long parameter, or some short ones.
@@ -66,7 +66,7 @@ def make_rows(slots: Sequence[Slot], grad_dtype: torch.dtype, compiled: bool) ->
 
 
 def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
-    """Return the places of slots in groups: the long ones alone."""
+    """Return the indices of slots in groups: long slots each in their own group."""
     groups: list[list[int]] = []
     room = 0
     for place, slot in enumerate(slots):
@@ -80,14 +80,14 @@ def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
 
 
 class Cut(NamedTuple):
-    """How slots are brought to a stage: spans that are stepped where they are, and packs of spans."""
+    """How slots reach a stage: spans that are stepped in place, and packs of spans."""
 
     aliased: list[Span]
     packs: list[list[Span]]
 
 
 def _cut(k: int, slots: Sequence[Slot], places: Sequence[int], sizes: RowSizes, compiled: bool) -> Cut:
-    """Return how slots are brought to the k-th stage."""
+    """Return how slots reach the k-th stage."""
     cut, room = Cut([], []), 0
     stage = slots[0].plan.padded_stages[k]
     if stage.scope != "elementwise":
@@ -106,7 +106,7 @@ def _cut(k: int, slots: Sequence[Slot], places: Sequence[int], sizes: RowSizes, 
 
 
 def _spans(slot: Slot, place: int, k: int, sizes: RowSizes, compiled: bool) -> tuple[list[Span], list[Span]]:
-    """Return the spans of a slot that are stepped in its own memory, and those that are packed."""
+    """Return the spans of a slot that are stepped in place, and those that are packed."""
     stage, n, device = slot.plan.stages[k], slot.param.numel(), slot.param.device
     short, width = None if stage.padded is stage else stage.blocks[0], stage.padded.width
     window = slot.window
@@ -135,7 +135,7 @@ def _spans(slot: Slot, place: int, k: int, sizes: RowSizes, compiled: bool) -> t
 
 
 def _boxes(slot: Slot, place: int, stage: Stage, length: int, short: Blocks | None) -> Iterator[Span]:
-    """Yield boxes of about so many elements of an array that is not row-major: whole runs."""
+    """Yield boxes of whole runs of an array that is not row-major, of about `length` elements."""
     shape = slot.param.shape
     whole = slot.window.whole
     scale_shapes = [spec.shape(whole) for spec in stage.arrays.values() if spec.scale_of]

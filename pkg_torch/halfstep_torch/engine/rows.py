@@ -56,7 +56,7 @@ class Span:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all that its slot has, in any layout."""
+        """Whether the span is the whole slot, in any layout."""
         return self.box is None and self.short is None and self.length == math.prod(self.window.shape)
 
     def rows(self, width: int) -> int:
@@ -76,7 +76,7 @@ class Span:
         return (runs[:, None] + (blocks - self.short.lead)).view(-1)
 
     def of(self, x: Tensor, entries: int) -> Tensor:
-        """Return the span's part of an array of the slot, of which so many entries belong to it."""
+        """Return the span's entries of an array of the slot."""
         if self.box is not None:
             return x[self.box]
         if x.numel() == entries:
@@ -86,7 +86,7 @@ class Span:
         return stretch if self.short is None else stretch.view(self.length // self.short.unit, -1)
 
     def within(self, rows: Tensor, x: Tensor) -> Tensor:
-        """Return the view of its `rows` in which the entries of its part `x` of an array belong."""
+        """Return the view of the `rows` that holds the span's entries `x` of an array."""
         if self.short is None:
             return rows.view(-1)[: x.numel()].view(x.shape)
         runs = self.length // self.short.unit
@@ -138,13 +138,13 @@ class Rows:
         return self._count
 
     def entries(self, slot_columns: SlotColumns) -> Tensor:
-        """Return of every column a number per row."""
+        """Return the columns with one number for each row."""
         if self.slots is None:
             return slot_columns.by_slot[self.spans[0].slot].expand(-1, self._count).contiguous()
         return slot_columns.columns.index_select(1, self.slots)
 
     def keys(self, slot_keys: SlotColumns) -> Tensor:
-        """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32."""
+        """Return the keys of the rows, int32: each column has a number for each row, or element past 2^32."""
         columns = self.entries(slot_keys)
         if self.high is None:
             return columns
@@ -157,14 +157,14 @@ class Rows:
         return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 
     def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
-        """Bring everything into the matrices: of each slot its gradient, or the update of the stage before.
+        """Copy into the matrices: weights, state, and each slot's gradient or incoming update.
 
         `outgoing` has where the update of this stage goes; None where it changes the weights.
         """
         raise NotImplementedError
 
     def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
-        """Bring what the stage has changed to where it belongs."""
+        """Copy what the stage has changed back to its slots."""
         raise NotImplementedError
 
 
@@ -180,7 +180,7 @@ def _high_halves(firsts: Tensor, width: int, device: torch.device) -> Tensor | N
 
 
 class AliasedRows(Rows):
-    """Rows of one slot, in its own memory, but for state that a kernel wants copied."""
+    """Rows of one slot in its own memory; only state in an unsuitable dtype or place is copied."""
 
     def __init__(self, stage: Stage, span: Span, slot: Slot, wide: bool) -> None:
         super().__init__(stage, [span], slot.param.device)
@@ -198,7 +198,7 @@ class AliasedRows(Rows):
         return alias(x, start, (rows * per_row,) if flat else (rows, per_row))
 
     def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
-        """Alias what comes in and where it goes; weights and state are in place."""
+        """Take views of the incoming and the outgoing update; weights and state are in place."""
         slot, shape = self.spans[0].slot, self.p.shape
         g = incoming[slot]
         self.g = g.as_strided(shape, self.p.stride(), g.storage_offset() + self.spans[0].start)
@@ -207,7 +207,7 @@ class AliasedRows(Rows):
             self.state[i] = x.to(kernel_dtype(x.dtype, x.device), copy=True)
 
     def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
-        """Write back the numbers that were widened, and drop the gradient, so that it can be freed."""
+        """Write back the state that was copied, and drop the gradient so that it can be freed."""
         for i, x in self._narrow.items():
             x.copy_(self.state[i])
             self.state[i] = x
@@ -216,7 +216,7 @@ class AliasedRows(Rows):
 
 
 def _is_copied(x: Tensor, spec: StateArray) -> bool:
-    """Return whether a kernel wants a copy of a state array, for another dtype or another place in memory.
+    """Return whether a kernel needs a copy of a state array, for its dtype or its alignment.
 
     On a CPU a kernel reads codes that share a byte by words of four bytes, and memory must begin with a word.
     """
@@ -225,12 +225,12 @@ def _is_copied(x: Tensor, spec: StateArray) -> bool:
 
 
 def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype in which a kernel wants a state array: its own, or one that Inductor can vectorise."""
+    """Return the dtype in which a kernel reads a state array: its own, or one that Inductor can vectorize."""
     return torch.int32 if dtype == torch.int16 and device.type == "cpu" else dtype
 
 
 def alias(x: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """Return an alias of a stretch of a row-major tensor, from its entry `start` on, in a shape.
+    """Return a view of a row-major tensor from entry `start` on, in a shape.
 
     It may have another `dtype` of the same size.
 

@@ -1,4 +1,4 @@
-"""Running the stages of a batch on its rows: by compiled kernels where there are any, else eagerly."""
+"""Running the stages of a batch on its rows: by compiled kernels if there are any, else eagerly."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ StepApart = Callable[[Batch, int, Mapping[int, Tensor]], Leaving]
 
 
 def run_batch(batch: Batch, step_apart: StepApart) -> list[tuple[Walk, Any]]:
-    """Step the slots of a batch in place; return what waits for other processes, each with what it asks."""
+    """Step the slots of a batch in place; return those that wait for other processes, with their requests."""
     waiting = []
     for places, stage_rows in batch.rows:
         walk = _walk(batch, places, stage_rows, step_apart)
@@ -48,7 +48,7 @@ def _walk(batch: Batch, places: Sequence[int], stage_rows: Sequence, step_apart:
 
 
 def _step_arrays(batch: Batch, k: int, arriving: Mapping[int, Tensor], step_apart: StepApart) -> Leaving:
-    """Run the k-th stage on parameters, each in its shape; return the updates that it leaves."""
+    """Run the k-th stage on whole parameters; return the outgoing updates."""
     waits = {place: u for place, u in arriving.items() if batch.slots[place].waits}
     leaving = {place: step_array(batch, k, place, u) for place, u in arriving.items() if place not in waits}
     if waits:
@@ -61,7 +61,7 @@ def _update_like(slot: Slot) -> Tensor:
 
 
 def step_array(batch: Batch, k: int, place: int, u: Tensor, op: Any = None) -> Tensor:
-    """Run the k-th stage on what is here of a parameter, in its shape; return the update that it leaves."""
+    """Run the k-th stage on the local part of a parameter, in its shape; return the outgoing update."""
     stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.host_keys[:, place].tolist()
     numbers = batch.stage_numbers(k)[slot.step]
     state = {name: slot.state[name].reshape(-1) for name in stage.arrays}

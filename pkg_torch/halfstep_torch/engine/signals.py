@@ -1,4 +1,4 @@
-"""What a step is kept from: autograd, Dynamo, `torch.autocast`, other threads, and signals meanwhile."""
+"""What must not interfere with a step: autograd, Dynamo, `torch.autocast`, other threads, signals."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ _handler_of = getattr(signal, "_signal", signal).getsignal
 
 
 def undisturbed(step: Callable[..., None]) -> Callable[..., None]:
-    """Let a step have its own dtypes, which a block of `torch.autocast` would cast, and its state to itself.
+    """Keep `torch.autocast` and other threads out of a step.
 
     Threads that share an optimizer take their steps one after the other.
     """
@@ -36,7 +36,7 @@ def undisturbed(step: Callable[..., None]) -> Callable[..., None]:
 
 
 def call_untraced(step: Callable[[], None]) -> None:
-    """Call a step without autograd, and unseen by Dynamo."""
+    """Call a step without autograd and outside of Dynamo."""
     grad_mode = torch.is_grad_enabled()
     try:
         torch.set_grad_enabled(False)
@@ -52,7 +52,7 @@ def call_untraced(step: Callable[[], None]) -> None:
 
 
 class SignalsWait:
-    """A context that lets signals wait until its end; a second one of a kind is handled at once.
+    """A context that delays signals to its end; a second signal of one kind is handled at once.
 
     Python runs handlers between any two of its instructions, in the main thread alone. The handler of SIGINT
     raises KeyboardInterrupt there: between two arrays of a parameter, or between its weights and its count.
@@ -90,7 +90,7 @@ class SignalsWait:
                 self._handle_kept()
 
     def _handle_kept(self) -> None:
-        """Run the handlers of the signals that came, oldest first: each, also where one raises."""
+        """Run the handlers of delayed signals, oldest first; all of them, even if one raises."""
         number = next(iter(self._came))
         frame = self._came.pop(number)
         try:

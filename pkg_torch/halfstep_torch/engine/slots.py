@@ -16,7 +16,7 @@ from halfstep_torch.leaves.checks import LAST_STEP, check_leftovers, check_state
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A parameter that is stepped, all of which is in this process; `PartSlot` is for others.
+    """A parameter in a step, all of it in this process. `PartSlot` is for sharded parameters.
 
     Attributes:
         owner: the parameter, with a gradient.
@@ -60,12 +60,12 @@ class Slot:
 
     @property
     def held(self) -> Tensor:
-        """The tensor whose placement decides which processes have the elements here."""
+        """The tensor whose placement decides which processes hold the elements."""
         return self.owner
 
     @property
     def grad(self) -> Tensor:
-        """The gradient here, detached."""
+        """The local gradient, detached."""
         grad = self.owner.grad
         assert grad is not None
         return grad.detach() if grad.requires_grad else grad
@@ -75,7 +75,7 @@ class Slot:
         self.param = self.owner
 
     def attach(self, caller: str, state: MutableMapping[str, Any]) -> None:
-        """Have the parameter's state: a new one gets zeros, and what is in another is checked."""
+        """Read the parameter's state: make zeros at the first step, and check what is there at later ones."""
         specs = self.whole_plan.arrays
         # A momentum that was 0 until now had no buffer.
         missing = self.new_arrays([key for key in specs if key not in state])
@@ -96,7 +96,7 @@ class Slot:
 
 
 def whole_slot(param: Tensor, name: str, plan: Plan) -> Slot:
-    """Return the slot of a parameter that is whole in this process."""
+    """Return the slot of a parameter that is not sharded."""
     return Slot(param, name, plan, Window.full(tuple(param.shape)))
 
 
@@ -106,7 +106,7 @@ def new_count() -> Tensor:
 
 
 def count(counters: Sequence[Tensor], steps: Iterable[int]) -> None:
-    """Count the step of parameters, whose counts are among `steps` then."""
+    """Increment the count tensors of parameters; `steps` has the new counts."""
     if counters:
         for_each("add_", list(counters), 1)
     if counters and LAST_STEP in steps:
@@ -115,7 +115,7 @@ def count(counters: Sequence[Tensor], steps: Iterable[int]) -> None:
 
 @dataclasses.dataclass(eq=False)
 class SlotColumns:
-    """What slots differ in within a launch: keys of their random words, or numbers of their counts.
+    """A value for each slot of a launch: keys of random words, or numbers of its count.
 
     Attributes:
         columns: a row for every column, an entry per slot: int32, of `stream_keys`, or float32.
@@ -125,5 +125,5 @@ class SlotColumns:
 
     @functools.cached_property
     def by_slot(self) -> Sequence[Tensor]:
-        """Of every slot its column: to cut them all at once takes a third of the time."""
+        """The column of every slot. Cutting all at once takes a third of the time."""
         return self.columns.split(1, dim=1)

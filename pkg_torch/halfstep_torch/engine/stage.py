@@ -79,7 +79,7 @@ class Stage:
 
     @functools.cached_property
     def blocks(self) -> tuple[Blocks, ...]:
-        """The distinct cuts of formats with scales, the coarsest first, as far as the stage is cut."""
+        """The distinct block cuts of formats with scales, the coarsest first."""
         if self.scope != "elementwise":
             return ()
         scales = (array.scale_of for array in self.arrays.values())
@@ -88,7 +88,7 @@ class Stage:
 
     @functools.cached_property
     def padded(self) -> "Stage":
-        """The stage as it runs on rows of one block each, the coarsest, where a short block is filled up.
+        """The stage on rows of one block of the coarsest cut; short blocks are padded.
 
         The stage itself where a block is cut by others, or too long to be a constant of a kernel: then a row
         holds whole runs.
@@ -104,13 +104,13 @@ class Stage:
 
     @property
     def _nested(self) -> bool:
-        """Whether a block of the coarsest cut is some whole blocks of every other."""
+        """Whether a block of the coarsest cut is made of whole blocks of every other cut."""
         first, *others = self.blocks or (None,)
         return all(first.holds(cut) for cut in others) if first else True
 
     @functools.cached_property
     def width(self) -> int:
-        """Elements of a row."""
+        """The number of elements in a row."""
         return math.lcm(*(blocks.unit for blocks in self.blocks)) if self.blocks else _WIDTH
 
     def run(
@@ -149,7 +149,7 @@ class Stage:
         return (apply_updates(p32, u, self.dtype) if self.applies else u), new_state
 
     def run_alone(self, u: Tensor, numbers: Sequence) -> Tensor:
-        """Return the update that a stage of `needs_update_alone` makes of a whole update."""
+        """Return the outgoing update of a whole update, for a stage of `needs_update_alone`."""
         u = -u if self.negates else u
         for rule, n in zip(self.rules, numbers, strict=True):
             u, _ = rule.update(u, u, {}, n, ())
@@ -157,13 +157,13 @@ class Stage:
 
     @property
     def _reads_float32(self) -> bool:
-        """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
+        """Whether the stage reads the weights in float32, which takes a copy of a whole parameter."""
         # Not cached: Dynamo may be the first that asks, and does not enter the lock of a cached property.
         wrapped = self.scope == "elementwise" and any(self.wrapped)
         return self.applies or wrapped or any(rule.wide_weights for rule in self.rules)
 
     def _known(self, p: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Return a whole parameter as precisely as it is known, joined piece by piece."""
+        """Return a whole parameter with its further bits, joined in pieces."""
         flat, length = p.reshape(-1), piece_length(p.device)
         known = torch.empty(flat.shape, dtype=torch.float32, device=p.device)
         arrays = {name: state[name] for name in self.weights.arrays}

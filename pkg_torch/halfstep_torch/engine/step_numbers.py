@@ -1,4 +1,4 @@
-"""What each step brings to its kernels: numbers of rules, and keys of random words. Contract: A4, W3, W4.
+"""The inputs of kernels that change with each step: numbers and random keys. Contract: A4, W3, W4.
 
 Kernels take numbers as a vector, and keys as columns. All of a device are sent by one copy.
 """
@@ -64,7 +64,7 @@ Numbers = dict[tuple[int, int], tuple[Any, dict[int, Any]]]
 def attach_numbers(
     batches: Sequence[Batch], measured: Mapping[tuple[int, int], Any], known: Numbers
 ) -> Numbers:
-    """Give batches the numbers of each rule, those that depend on all gradients too; return them.
+    """Set the numbers of each rule in batches, also those that depend on all gradients; return them.
 
     What is `known` of the step before is not computed again: where counts differ, most are one more than
     another's.
@@ -90,7 +90,7 @@ def attach_numbers(
 
 
 def stream_keys(streams: Sequence[Stream], steps: Sequence[int], names: Sequence[str]) -> np.ndarray:
-    """Return the keys of leaves that read the same streams: uint32, a row each.
+    """Return the keys of leaves with the same streams: uint32, one row for each leaf.
 
     Columns: of every stream k0 and each role's k1. `steps` are the counts after their increment.
     """
@@ -102,7 +102,7 @@ def stream_keys(streams: Sequence[Stream], steps: Sequence[int], names: Sequence
 
 
 class KeysAhead:
-    """The keys of leaves that read the same streams, of some steps at once where a launch is run again.
+    """The keys of leaves with the same streams, for several steps at once if a launch repeats.
 
     NumPy takes as long for the keys of one leaf as for those of a hundred.
     """
@@ -112,7 +112,7 @@ class KeysAhead:
         self._first_and_made: tuple[int, list[np.ndarray]] = 0, []
 
     def at(self, steps: Sequence[int]) -> np.ndarray:
-        """Return the columns of `stream_keys` as int32 rows; from call to call, counts grow by the same."""
+        """Return the columns of `stream_keys` as int32 rows. Counts grow equally from call to call."""
         first, made = self._first_and_made
         if not first <= steps[0] < first + len(made):
             count = max(_KEYS // len(steps), 1) if made else 1
@@ -128,7 +128,7 @@ Sharing = list[tuple[KeysAhead, list[Batch], list[Slot]]]
 
 
 def sharing_streams(batches: Iterable[Batch]) -> Sharing:
-    """Return batches by the streams of their words."""
+    """Group batches by the streams of their random words."""
     by_streams: dict[tuple, list[Batch]] = {}
     for batch in batches:
         by_streams.setdefault(batch.plan.streams, []).append(batch)
@@ -138,7 +138,7 @@ def sharing_streams(batches: Iterable[Batch]) -> Sharing:
 
 
 def attach_keys(sharing: Sharing) -> None:
-    """Give batches the keys of their random words."""
+    """Set the keys of the random words in batches."""
     for keys, batches, slots in sharing:
         columns, start = keys.at([slot.step for slot in slots]), 0
         for batch in batches:
@@ -147,7 +147,7 @@ def attach_keys(sharing: Sharing) -> None:
 
 
 def send(batches: Iterable[Batch]) -> None:
-    """Bring numbers and keys of batches to their devices: by one copy to each, for which nothing waits."""
+    """Copy numbers and keys of batches to their devices: one asynchronous copy to each device."""
     by_device: dict[torch.device, list[Batch]] = {}
     for batch in batches:
         by_device.setdefault(batch.device, []).append(batch)
@@ -166,7 +166,7 @@ def send(batches: Iterable[Batch]) -> None:
 
 
 def as_sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return arrays of 4-byte numbers on a device, by one copy of pinned memory; on a CPU in place."""
+    """Return arrays of 4-byte numbers on a device, by one copy from pinned memory; a CPU takes no copy."""
     if not is_elsewhere(device):
         return [torch.from_numpy(array) for array in arrays]
     # Kernels read what begins at a multiple of 16 bytes.
@@ -181,12 +181,12 @@ def as_sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
 
 
 def is_elsewhere(device: torch.device) -> bool:
-    """Whether the host's memory is no memory of a device."""
+    """Whether a device does not read the host's memory."""
     return device.type != "cpu"
 
 
 def _vectors(batch: Batch) -> list[np.ndarray]:
-    """Return of each stage its numbers: float32, a vector or, where counts differ, a column for each slot.
+    """Return the numbers of each stage: a float32 vector, or a column for each slot if counts differ.
 
     A number that was measured on a device is 0 in them: it stays there.
     """

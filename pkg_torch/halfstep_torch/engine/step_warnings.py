@@ -1,4 +1,4 @@
-"""What a user should know of a step, and no error says: each said once in a process."""
+"""Warnings about a step, each given once in a process."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ _COUNTS = (100, 1_000, 10_000)
 
 
 def look_around(optimizer: Any, batches: Sequence[Batch]) -> None:
-    """Say what the user should know, most of it at the first step; there compare replicas, too."""
+    """Give the warnings of a step, most at the first one, which also compares replicas."""
     caller, groups = optimizer._name, optimizer.param_groups
     if optimizer._compared and not {step % 100 for batch in batches for step in batch.numbers} & {0, 1}:
         return
@@ -43,7 +43,7 @@ def look_around(optimizer: Any, batches: Sequence[Batch]) -> None:
 
 
 def warn_of_nothing(optimizer: Any, named: Sequence[tuple[int, str, Tensor]]) -> None:
-    """Say why nothing moves, where no parameter has ever had a gradient."""
+    """Warn if no parameter has ever had a gradient."""
     caller = optimizer._name
     check_not_replaced(caller, {name: p for _, name, p in named}, parameters_by_leaf)
     optimizer._idle_steps += bool(named)
@@ -55,7 +55,7 @@ def warn_of_nothing(optimizer: Any, named: Sequence[tuple[int, str, Tensor]]) ->
 
 
 def _warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, before: int) -> None:
-    """Say what the parameters that are stepped for the first time do not get.
+    """Warn about parameters at their first step.
 
     Args:
         caller: for the messages.
@@ -84,7 +84,7 @@ def _warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, be
 
 
 def _warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
-    """Say which of the links that a chain ends in it does not have: nothing moves, or all uphill.
+    """Warn of a chain without a learning rate or a descent: weights stay, or move uphill.
 
     Args:
         caller: for the messages.
@@ -109,7 +109,7 @@ def _warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
 
 
 def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
-    """Say at a few steps of a run where over 1 % of second moments stand at an end of their codes."""
+    """Warn, at a few steps of a run, of second moments with over 1 % at an end of their codes."""
     counted: dict[tuple[str, str], list[int]] = {}
     for batch in batches:
         if not any(step in batch.numbers for step in _COUNTS):
@@ -125,7 +125,7 @@ def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
 
 
 def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
-    """Say at some steps where squares of gradients are outside what a moment without a scale holds."""
+    """Warn, at some steps, of gradients whose squares are outside the range of a moment without a scale."""
     for batch in batches:
         if any(step == 1 or step % 100 == 0 for step in batch.numbers):
             _warn_of_range(caller, batch, batch.group.scale or 1.0)

@@ -27,7 +27,7 @@ def accumulate_gradients(
     seed: Seed = 0,
     compile: bool | Literal["auto"] = "auto",
 ) -> "GradientAccumulation":
-    """Round stochastically when backward adds a gradient to one that is there: grad <- stochastic(grad + g).
+    """Round stochastically when backward adds to a gradient: grad <- stochastic(grad + g).
 
     Autograd rounds to nearest: in bfloat16, the sum of 64 equal gradients is 3 % off, always alike, and one
     of 512 grows no further. Here sums are right on average. They are in `grad`, where autograd puts them.
@@ -133,7 +133,7 @@ class GradientAccumulation:
 
     @torch.no_grad()
     def _add(self, leaf: _Leaf) -> None:
-        """Make `grad` the sum, of which it has become the last summand."""
+        """Set `grad`, which holds the last summand, to the sum."""
         if not leaf.arriving:
             raise RuntimeError(
                 f"{_FUNCTION}: the parameter {leaf.name!r} has new data since its hooks were made. "
@@ -160,19 +160,19 @@ class GradientAccumulation:
             leaf.param.grad = total
 
     def _is_compiled(self, total: Tensor) -> bool:
-        """Whether a sum is rounded by a kernel, which is then compiled."""
+        """Whether a compiled kernel rounds the sum; compile it if needed."""
         make = functools.partial(rounding_kernel, accumulate, dtype_name(total.dtype), 1, total.device)
         return self._compile.prepare(_FUNCTION, total.device, total.numel(), make)
 
     def remove(self) -> None:
-        """Take the hooks away: gradients are added as autograd adds them."""
+        """Remove the hooks: autograd then adds gradients as usual."""
         for handle in self._handles:
             handle.remove()
         release(leaf.param for leaf in self._leaves.values())
         self._handles.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seed and, by leaf name, how many gradients each parameter has been given."""
+        """Return the seed and the number of gradients added to each parameter, by leaf name."""
         return {"seed": self._seed, "counts": {name: leaf.count for name, leaf in self._leaves.items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

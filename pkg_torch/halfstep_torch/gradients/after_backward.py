@@ -1,4 +1,4 @@
-"""Tools of torch that work on gradients after backward: where those are freed, the first call is refused."""
+"""Refuses torch's tools that need gradients after backward when release frees them."""
 
 import functools
 import gc
@@ -30,7 +30,7 @@ def refuse_freed(caller: str, params: list[Tensor]) -> None:
 
 @functools.cache
 def watch_clipping() -> None:
-    """From now on torch's clipping refuses parameters whose gradients are freed; else it is as it was.
+    """Make torch's clipping refuse parameters whose gradients are freed; other calls are unchanged.
 
     It only reads `grad`, which is None, and would return 0 in silence.
     """

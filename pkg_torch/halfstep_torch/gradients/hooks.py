@@ -1,4 +1,4 @@
-"""Which parameters have hooks of this package: with two kinds on one, neither would do what it says."""
+"""Which parameters have hooks of this package: a parameter may have one kind only."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,12 +16,12 @@ _OWNERS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def owner_of(param: Tensor) -> str:
-    """Return the name of the function whose hooks a parameter has, or ""."""
+    """Return the name of the function that put hooks on a parameter, or ""."""
     return _OWNERS.get(param) or ""
 
 
 def claim(caller: str, named: Iterable[tuple[str, Tensor]], over: str = "") -> None:
-    """Note that `caller` puts hooks on parameters; where one has hooks but those of `over`, none is taken."""
+    """Record that `caller` puts hooks on parameters; refuse if one has hooks other than those of `over`."""
     listed = list(named)
     for name, param in listed:
         if (other := owner_of(param)) and other != over:
@@ -34,7 +34,7 @@ def claim(caller: str, named: Iterable[tuple[str, Tensor]], over: str = "") -> N
 
 
 def release(params: Iterable[Tensor], caller: str = "") -> None:
-    """Note that the hooks of parameters are gone, or that only those of another caller are left."""
+    """Record that the hooks of parameters are removed, or that only those of another caller remain."""
     for param in params:
         _OWNERS.pop(param, None)
         if caller:

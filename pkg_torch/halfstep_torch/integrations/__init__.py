@@ -1,4 +1,4 @@
-"""What trainers ask for in forms of their own. Nothing of a trainer is imported before it is used.
+"""Adapters for trainers and other libraries. A trainer is imported only when its adapter is used.
 
 `transformers` is for `Trainer(optimizer_cls_and_kwargs=...)`; the modules `torchtitan` and `lerobot` import
 the libraries that they are for.

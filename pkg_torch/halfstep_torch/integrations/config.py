@@ -1,4 +1,4 @@
-"""Optimizers by name, as configs of trainers have them."""
+"""Optimizers by name, for the configs of trainers."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""An average of the weights over steps, in their own dtype, that moves. Contract: G3."""
+"""An average of the weights over steps, in their own dtype, that does not stall. Contract: G3."""
 
 from collections.abc import Callable, Sequence
 
@@ -76,7 +76,7 @@ def ema_params(
 
 
 def _names(model: torch.nn.Module) -> dict[tuple, str]:
-    """Return leaf names by where their data are: `swa_utils` passes tensors without names."""
+    """Return leaf names by data address: `swa_utils` passes tensors without names."""
     named = [*model.named_buffers(), *model.named_parameters()]
     leaves = leaf_names([name for name, _ in named])
     return {_place(p): leaf for leaf, (_, p) in zip(leaves, named, strict=True)}

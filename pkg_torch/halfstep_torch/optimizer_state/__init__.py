@@ -1,1 +1,1 @@
-"""An optimizer to a state dict and back: what one holds, and what it must hold to be loaded."""
+"""An optimizer's state to a state dict and back, with all checks."""

@@ -1,4 +1,4 @@
-"""State arrays as a state dict holds them: what no collective of gloo moves, as bytes, in the same memory.
+"""State arrays in state dicts: dtypes that gloo cannot move are shown as bytes of the same memory.
 
 Checkpointers gather state dicts (`full_state_dict=True`), and write into the arrays of one in place. Codes of
 8-bit floats and the extra bits of split weights stand there as uint8; in the optimizer they keep their dtype.
@@ -19,7 +19,7 @@ _MOVED = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8,
 
 
 def as_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter's state as a state dict holds it: an array of two bytes has an axis more, of two."""
+    """Return a parameter's state for a state dict: 2-byte codes get a last axis of two bytes."""
     entry = dict(entry)
     for key, x in entry.items():
         if isinstance(x, Tensor) and x.dtype not in _MOVED:
@@ -30,7 +30,7 @@ def as_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_bytes(entry: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> dict[str, Any]:
-    """Return a parameter's state from a state dict, given the dtypes of arrays; those that have them stay."""
+    """Return a parameter's state from a state dict, given the dtypes of its arrays."""
     entry = dict(entry)
     for key, dtype in dtypes.items():
         x = entry.get(key)
@@ -41,7 +41,7 @@ def from_bytes(entry: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> d
 
 
 def pickled(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return states of parameters as fields of a pickle: torch cannot read the 8-bit floats of one."""
+    """Return states of parameters for a pickle: torch cannot unpickle 8-bit floats."""
     dtypes = {
         param: {key: x.dtype for key, x in entry.items() if isinstance(x, Tensor)}
         for param, entry in states.items()
@@ -59,7 +59,7 @@ def unpickled(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(x: Any, change: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Return what a change makes of a tensor, or of this process's part of it; `shape` is of the whole."""
+    """Apply a function to a tensor, or to the local part of a DTensor of global `shape`."""
     return from_local(change(local_part(x)), x, x.placements, shape) if is_sharded(x) else change(x)
 
 

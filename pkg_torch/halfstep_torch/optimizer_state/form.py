@@ -1,4 +1,4 @@
-"""The form of a state dict, whatever it holds: what must be a mapping, a list, a number, before it is read.
+"""Checks of a state dict's form: what must be a mapping, a list or a number.
 
 A file may be of another program, cut short, or edited. What is not of the form is refused by its place in
 the state dict, before anything is changed.

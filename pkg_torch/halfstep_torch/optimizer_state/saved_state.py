@@ -1,4 +1,4 @@
-"""The state of an optimizer as a state dict, and back: torch's form, with what it belongs to."""
+"""The state of an optimizer to a state dict in torch's form with headers, and back."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from halfstep_torch.sharded.how_stepped import state_placements
 
 
 def with_headers(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return torch's state dict with arrays as they are saved, and what each group belongs to."""
+    """Return torch's state dict with arrays in byte form, and a header for each group."""
     headers = headers_of(optimizer)
     state_dict["state"] = {key: as_bytes(entry) for key, entry in state_dict["state"].items()}
     for group, header in zip(state_dict["param_groups"], headers, strict=True):
@@ -114,7 +114,7 @@ def _hooks(optimizer: Any, name: str) -> list[Callable[..., Any]]:
 
 
 def headers_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return of every param group what it belongs to, as its state dict says it."""
+    """Return the header of every param group."""
     names: list[list[str]] = [[] for _ in optimizer.param_groups]
     counts: list[set[int]] = [set() for _ in optimizer.param_groups]
     for i, name, param in optimizer._named():
@@ -126,7 +126,7 @@ def headers_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def may_make_state(optimizer: Any) -> bool:
-    """Whether this may be the step by which torch.distributed.checkpoint makes state.
+    """Whether torch.distributed.checkpoint may be calling this step to make state.
 
     It is if all gradients are 0, too. Such a step would change no weight; it is none, and is not counted.
     """

@@ -1,4 +1,4 @@
-"""What a state dict of an `Optimizer` holds, and what one must hold to be loaded.
+"""Reading a state dict of an `Optimizer`, with all checks.
 
 torch's own loader casts every state array to the dtype of its parameter. This one keeps every bit and dtype.
 It refuses another chain, other names, shapes or formats, because the run would go on with other numbers. It
@@ -39,7 +39,7 @@ OTHER_FORMATS = (
 
 
 def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError if counts of a group's header are not those of its state: the file was cast."""
+    """Raise ValueError if a header's counts differ from those of the state, as after a cast of the file."""
     for i, (group, of_group) in enumerate(zip(state_dict["param_groups"], ids, strict=True)):
         entries = [(name, state_dict["state"].get(key)) for name, key in of_group.items()]
         kept = {saved_step("load_state_dict", name, entry.get("step")) for name, entry in entries if entry}
@@ -58,7 +58,7 @@ def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]
 def read_groups(
     state_dict: Mapping[str, Any], headers: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
-    """Return copies of the saved param groups, without headers, and of each ids by leaf name, and seeds."""
+    """Return copies of the saved param groups without headers, their ids by leaf name, and their seeds."""
     check_form("load_state_dict", state_dict)
     groups = copy.deepcopy(list(state_dict["param_groups"]))
     check_group_counts("load_state_dict", len(groups), len(headers))
@@ -126,7 +126,7 @@ def _saved_names(
 
 
 def _places(before: int, count: int) -> list[str]:
-    """Return the names of so many parameters that have none, behind others (contract W7)."""
+    """Return the names of nameless parameters, numbered after earlier ones (contract W7)."""
     return [str(before + k) for k in range(count)]
 
 
@@ -173,7 +173,7 @@ def load_group(
 def replace_groups(
     groups: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], check: Callable[[], object]
 ) -> None:
-    """Replace the entries of param groups, which stay the same objects, unless `check` then raises."""
+    """Replace the entries of param groups in place; undo it if `check` raises."""
     before = [dict(group) for group in groups]
     try:
         for group, new in zip(groups, entries, strict=True):
@@ -194,7 +194,7 @@ def check_saved_state(
     saved_arrays: Mapping[str, StateArray],
     saved: Mapping[str, Any],
 ) -> None:
-    """Raise TypeError or ValueError unless a saved state is one that this optimizer would keep.
+    """Raise TypeError or ValueError unless a saved state fits this optimizer.
 
     `arrays` is what it keeps for the parameter, `saved_arrays` what it would with the dtypes of the saved
     groups.
@@ -243,7 +243,7 @@ def load_states(
     saved: Mapping[Tensor, tuple[Mapping[str, tuple | None], Mapping[str, Any]]],
     home: Callable[[Tensor, dict[str, Any]], dict[str, Any]],
 ) -> None:
-    """Copy saved arrays, in their own dtypes, to an optimizer's state, whose old arrays go one by one.
+    """Copy saved arrays in their dtypes to an optimizer's state, freeing old arrays one by one.
 
     So old and new state do not stand in memory at once. `saved` has, of each parameter, how each array is to
     be placed beside it (`placed_copy`), and its saved state. `home` brings the state of a parameter to where

@@ -1,4 +1,4 @@
-"""What an optimizer really does to each parameter: formats, roundings, storage and bytes, and why.
+"""The formats, roundings, storage and bytes of each parameter in an optimizer, and the reasons.
 
 A format that was asked for is not what every parameter gets: small arrays stay in float32, and float32
 weights need no storage.
@@ -59,7 +59,7 @@ def describe(optimizer: Optimizer) -> Description:
 
 
 def described(optimizer: Optimizer) -> Iterator[tuple[Tensor, list[ArrayDescription]]]:
-    """Yield every parameter, with a row for its weights and one for each array that is kept for it."""
+    """Yield every parameter with the row of its weights and a row for each of its state arrays."""
     links = optimizer.bound_links()
     groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
     for i, (name, param, plan) in zip(groups, optimizer.plans(), strict=True):
@@ -67,7 +67,7 @@ def described(optimizer: Optimizer) -> Iterator[tuple[Tensor, list[ArrayDescript
 
 
 def array_bytes(optimizer: Optimizer, param: Tensor, plan: Plan) -> dict[str, Bytes]:
-    """Return the bytes of each array that is kept for a parameter; of a frozen one, none."""
+    """Return the bytes of each state array of a parameter; a frozen one has none."""
     if is_frozen(optimizer, param):
         return {}
     placed, whole = state_placements(plan, param), tuple(param.shape)
@@ -152,7 +152,7 @@ def _row(
 
 
 def _asked_format(link: Link, h: Any, name: str) -> Format | None:
-    """Return the format that was asked for; None for the default."""
+    """Return the requested format; None for the default."""
     asked = getattr(link, "format", None)
     if isinstance(asked, Format):
         return asked

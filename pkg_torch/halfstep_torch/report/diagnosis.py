@@ -111,14 +111,14 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
 
 
 def _placed_grad(p: Tensor) -> Tensor:
-    """Return a gradient, placed as its weight: as shards of it may be summands."""
+    """Return a gradient in the placements of its weight: its shards may be partial sums."""
     assert p.grad is not None
     grad = p.grad.detach()
     return grad.redistribute(placements=p.placements) if is_sharded(p) and is_sharded(grad) else grad
 
 
 def _plain_norm(grads: list[Tensor]) -> float:
-    """Return the norm by which torch clips; its function takes no shards beside whole tensors."""
+    """Return the norm that torch clips by; its function does not mix shards with whole tensors."""
     kinds = [[g for g in grads if is_sharded(g) == sharded] for sharded in (False, True)]
     norms: list[Any] = [torch.nn.utils.get_total_norm(of_kind) for of_kind in kinds if of_kind]
     return math.hypot(*(float(x.full_tensor() if is_sharded(x) else x) for x in norms))
@@ -130,7 +130,7 @@ def _largest(grad: Any) -> float:
 
 
 def _nonfinite(arrays: Iterable[Tensor]) -> Count:
-    """Return how many elements are infinite or NaN, of how many."""
+    """Return the number of infinite or NaN elements, and of all elements."""
     arrays = list(arrays)
     here = [local_part(x.detach()) for x in arrays]
     counts = total_counts(arrays, [(int((~torch.isfinite(x)).sum()), x.numel()) for x in here])
@@ -149,7 +149,7 @@ def _lost_by_compensation(optimizer: torch.optim.Optimizer, params: list[Tensor]
 
 
 def _by_param(params: list[Tensor], counts: list[Count]) -> dict[Tensor, Count]:
-    """Return of each parameter what all processes have counted of it."""
+    """Return the sum of all processes' counts for each parameter."""
     totals = total_counts(params, counts)
     return {p: (lost, of_all) for p, (lost, of_all) in zip(params, totals, strict=True)}
 
@@ -165,7 +165,7 @@ def _checked(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _sums_rounded(params: list[Tensor]) -> float:
-    """Return the share of gradients that were added up in 16 bits; in one process, where that shows."""
+    """Return the share of gradients that were summed in 16 bits, as far as one process can see it."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return 0.0  # wrappers write to gradients to bring them to other processes
     grads = [(p, p.grad) for p in params if p.grad is not None]
@@ -180,7 +180,7 @@ def _sums_rounded(params: list[Tensor]) -> float:
 def _lost(
     params: list[Tensor], due: Mapping[Tensor, Tensor], real: Mapping[Tensor, Tensor]
 ) -> dict[Tensor, Count]:
-    """Return how many weights stay where they are, of how many that float32 would move."""
+    """Return how many weights do not move, of those that float32 would move."""
     counts = []
     for p in params:
         here = local_part(p.detach())
@@ -190,7 +190,7 @@ def _lost(
 
 
 def _decay_lost(optimizer: torch.optim.Optimizer, lossy: list[Tensor]) -> list[Count] | None:
-    """Return how much of the decay is lost, of a first step with gradients of zero; None without decay."""
+    """Return how much of the decay a first step with zero gradients loses; None without decay."""
     decayed = {p for group in optimizer.param_groups if group.get("weight_decay") for p in group["params"]}
     if not decayed:
         return None

@@ -1,4 +1,4 @@
-"""What `python -m halfstep` asks of this package: devices, compilers, and a few steps on one device."""
+"""What `python -m halfstep` needs of this package: devices, compilers, and steps on one device."""
 
 import importlib.metadata
 import importlib.util
@@ -18,7 +18,7 @@ MODES = ("eager", "torch.compile")
 
 
 def about() -> list[str]:
-    """Return what is known of devices and of compilers, a line each."""
+    """Return a line for each device and each compiler."""
     names = [f"device {i}: cuda, {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     cxx = find_cxx()
     lines = [*(names or ["device: cpu"]), f"C++ compiler: {shutil.which(cxx) if cxx else 'none found'}"]
@@ -29,7 +29,7 @@ def about() -> list[str]:
 
 
 def devices() -> list[str]:
-    """Return a type for each kind of device on which bits are promised."""
+    """Return the device types whose bits are promised."""
     return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
@@ -61,7 +61,7 @@ def final_weights(
 
 
 def warm(recipe: Mapping[str, Any]) -> str:
-    """Compile the step of AdamW of bfloat16 weights on a CPU, and return in words what is kept of it."""
+    """Compile AdamW's step of bfloat16 weights on a CPU; return in words what was stored."""
     parameter = torch.nn.Parameter(torch.zeros(256, 256, dtype=torch.bfloat16))
     parameter.grad = torch.zeros_like(parameter)
     optimizer = AdamW([("weight", parameter)], compile=True, **recipe)

@@ -1,4 +1,4 @@
-"""How many bytes a model and its optimizer take, in all, by array and by param group."""
+"""The bytes of a model and its optimizer: in total, by array and by param group."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""How the moments of an optimizer fare: whether they can shrink, are zero, and are kept as was asked for."""
+"""A probe of an optimizer's moments: whether they can shrink, are zero, and have the requested format."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -60,7 +60,7 @@ def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> 
 def _changed(
     alone: Any, copies: Mapping[Tensor, Tensor], narrow: set[tuple[Tensor, str]]
 ) -> dict[tuple[Tensor, str], bool]:
-    """Return whether a step has changed an element, in any process, of moments that were just above 1."""
+    """Return whether a step changed an element, in any process, of moments just above 1."""
     pairs = [(p, key) for p in copies for key in alone.state[copies[p]] if (p, key) in narrow]
     left = [local_part(alone.state[copies[p]][key]) for p, key in pairs]
     counts = [(int((x != 1 + torch.finfo(x.dtype).eps).sum()),) for x in left]
@@ -71,7 +71,7 @@ def _changed(
 def _count_ends(
     optimizer: torch.optim.Optimizer, params: Collection[Tensor], tallies: Mapping[str, MomentTally]
 ) -> None:
-    """Count second moments of ours that stand at the ends of what their codes hold, in all processes."""
+    """Count the elements of our second moments at the ends of their codes, in all processes."""
     found: list[tuple[Tensor, str, tuple[int, ...]]] = []
     for param, second, first, here in second_moments(optimizer):
         if param in params and (ends := count_at_ends(second, first, here)) is not None:
@@ -82,7 +82,7 @@ def _count_ends(
 
 
 def float32_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, list[Tensor]]:
-    """Return the moments of parameters by key: of ours decoded, of others those of floating point."""
+    """Return the moments of parameters by key: ours decoded, others' floating-point arrays."""
     moments: dict[str, list[Tensor]] = defaultdict(list)
     if isinstance(optimizer, Optimizer):
         states = decoded_states(optimizer, {p for p in params if optimizer.state.get(p)})
@@ -96,7 +96,7 @@ def float32_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> d
 
 
 def _formats(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, str]]:
-    """Return in which format each moment of ours is kept, by parameter and key."""
+    """Return the format of each of our moments, by parameter and key."""
     if not isinstance(optimizer, Optimizer):
         return {}
     return {
@@ -110,7 +110,7 @@ def _dtypes(p: Tensor, kept: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _kept_otherwise(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[tuple[Tensor, str], str]:
-    """Return why, of each moment that is not kept as was asked for, by parameter and key."""
+    """Return why moments do not have the requested format, by parameter and key."""
     if isinstance(optimizer, Optimizer):
         rows = ((param, row) for param, kept in described(optimizer) for row in kept)
         return {(param, row.name): row.why for param, row in rows if not row.as_asked}

@@ -1,4 +1,4 @@
-"""What a run loses while it trains: a few numbers every so many steps, measured on the device."""
+"""A monitor of a run: every N steps it measures on the device what rounding loses."""
 
 import math
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def _measured(optimizer: torch.optim.Optimizer, before: dict[Tensor, Tensor]) ->
 
 
 def _sums(optimizer: torch.optim.Optimizer, p: Tensor, old: Tensor, lossy: bool) -> Tensor:
-    """Return of a weight: updates lost, updates, and squares of what it moved and of it."""
+    """Return for a weight: lost updates, updates, and the squared norms of its movement and of itself."""
     here, now = local_part(p.detach()), _corner(p)
     due = torch.full(now.shape, p.dtype in NARROW, device=now.device)
     if lossy:
@@ -78,7 +78,7 @@ def _sums(optimizer: torch.optim.Optimizer, p: Tensor, old: Tensor, lossy: bool)
 
 
 def _at_ends(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Tensor, Tensor], int]]:
-    """Yield how many second moments of ours stand at the ends of their codes, and of how many."""
+    """Yield the number of elements of our second moments at the ends of their codes, and of all elements."""
     for _, second, first, state in second_moments(optimizer):
         if (ends := count_at_ends(second, first, state)) is not None:
             yield ends, state[second.key].numel()

@@ -1,4 +1,4 @@
-"""Steps of copies of an optimizer, which leave the optimizer as it is.
+"""Trial steps on copies of an optimizer, which itself does not change.
 
 Of whatever optimizer: its own `step` runs, on copies of parameters, gradients and state.
 """
@@ -38,7 +38,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def any_optimizer(caller: str, optimizer: Any) -> torch.optim.Optimizer:
-    """Return an optimizer of whatever library, out of a wrapper; refuse what is none."""
+    """Return the optimizer of any library inside a wrapper; refuse other objects."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer  # as accelerate wraps one
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -53,7 +53,7 @@ def copy_of(
     grad: Change,
     state: Callable[[Tensor, str, Tensor], Tensor] | None,
 ) -> tuple[Any, dict[Tensor, torch.nn.Parameter]]:
-    """Return an optimizer of copies of parameters, and those by the parameter that each is a copy of.
+    """Return a copy of an optimizer on copies of its parameters, and the copies by parameter.
 
     `weight`, `grad` and `state` make the copies of each; without `state`, theirs is fresh.
     """
@@ -97,7 +97,7 @@ def _like(optimizer: Any, groups: list[dict[str, Any]], states: Any) -> Any:
 
 
 def _name_dtypes(group: dict[str, Any], states: list[Mapping[str, Any]]) -> None:
-    """Say how moments are kept where that follows the weights, whose copies are of another dtype."""
+    """Name the dtypes of moments that follow the weights, as the copies have another dtype."""
     keys = {"mu_dtype": "exp_avg", "nu_dtype": "exp_avg_sq", "accumulator_dtype": "momentum_buffer"}
     for entry, key in keys.items():
         dtypes = [state[key].dtype for state in states if key in state]
@@ -106,7 +106,7 @@ def _name_dtypes(group: dict[str, Any], states: list[Mapping[str, Any]]) -> None
 
 
 def take_step(trial: Any) -> None:
-    """Take the step of a copy."""
+    """Step a copy."""
     # Of the class: a scheduler patches the step of the optimizer itself.
     type(trial).step(trial)
 
@@ -138,14 +138,14 @@ def weights_after(
 def second_moments(
     optimizer: torch.optim.Optimizer,
 ) -> Iterator[tuple[Tensor, StoredMoment, StoredMoment, dict[str, Tensor]]]:
-    """Yield each second moment of ours: parameter, second and first moment, what is here of the state."""
+    """Yield each of our second moments: parameter, second and first moment, local state."""
     for _, param, plan in optimizer.plans() if isinstance(optimizer, Optimizer) else ():
         state = {key: local_part(x) for key, x in optimizer.state.get(param, {}).items()}
         yield from ((param, second, first, state) for second, first in plan.second_moments if state)
 
 
 def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
-    """Return the parameters of which what rounding loses is gone, as far as can be known."""
+    """Return the parameters whose weights are known to be rounded to nearest, with nothing kept."""
     if isinstance(optimizer, Optimizer):
         rules = _weight_rules(optimizer)
         return [p for p in params if isinstance(rules[p], NearestWeights)]
@@ -153,7 +153,7 @@ def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -
 
 
 def compensated(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
-    """Return the parameters of ours whose weights Kahan's sum keeps."""
+    """Return our parameters whose weights have a Kahan compensation."""
     if not isinstance(optimizer, Optimizer):
         return []
     rules = _weight_rules(optimizer)
@@ -165,7 +165,7 @@ def _weight_rules(optimizer: Optimizer) -> dict[Tensor, WeightRule]:
 
 
 def is_moment(p: Tensor, key: str, x: Any) -> bool:
-    """Whether an entry of the state is an array like the weights, and not part of these."""
+    """Whether a state entry is an array like the weights that is not part of them."""
     return isinstance(x, Tensor) and x.dim() > 0 and x.shape == p.shape and not _is_beside(key)
 
 

@@ -39,7 +39,7 @@ def _check_decay(caller: str, name: str, value: Any, decay: float) -> None:
 
 
 class ScaleByFactoredRms(shared.ScaleByFactoredRms):
-    """The rule under torch's entries: a decay below 0, and two epsilons, of which it keeps the second too."""
+    """The rule with torch's entries: a negative decay and a pair of epsilons."""
 
     name = "scale_by_factored_rms"
 
@@ -49,12 +49,12 @@ class ScaleByFactoredRms(shared.ScaleByFactoredRms):
     min_scale: Any = number(1e-3, torch="eps[1]")
 
     def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
-        """Return those of the rule, whose power is above 0."""
+        """Return the rule's numbers, for its positive power."""
         return super().numbers(h._replace(decay_rate=-h.decay_rate), t, op)
 
 
 class ClipByBlockRms(shared.ClipByBlockRms):
-    """The rule under torch's entry."""
+    """The rule with torch's entry."""
 
     name = "clip_by_block_rms"
 
@@ -62,7 +62,7 @@ class ClipByBlockRms(shared.ClipByBlockRms):
 
 
 class ScaleByParamBlockRms(shared.ScaleByParamBlockRms):
-    """The rule under torch's entry, which the link of the second moment owns."""
+    """The rule with torch's entry, which the link of the second moment owns."""
 
     name = "scale_by_param_block_rms"
 
@@ -71,7 +71,7 @@ class ScaleByParamBlockRms(shared.ScaleByParamBlockRms):
 
 
 class ScaleByRelativeStep(ScaleByLearningRate):
-    """Multiply the update by minus the relative step: the learning rate, or 1/sqrt(t) where that is less."""
+    """Multiply the update by minus the relative step: the smaller of the learning rate and 1/sqrt(t)."""
 
     def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
         """Return the step with its sign."""
@@ -79,7 +79,7 @@ class ScaleByRelativeStep(ScaleByLearningRate):
 
 
 class AddAbsoluteDecay(AddDecayedWeights):
-    """Subtract the share lr weight_decay of the weights, whatever the relative step."""
+    """Subtract lr weight_decay p, independent of the relative step."""
 
     name = "add_decayed_weights"
 

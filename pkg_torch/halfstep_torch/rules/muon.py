@@ -51,13 +51,13 @@ class Orthogonalize(shared.Orthogonalize, Link):
 
 
 def _links(rule: ScaleByMuon) -> Chain:
-    """Return the momentum of matrices, and behind it their factors."""
+    """Return the links of the momentum and of the factors of matrices."""
     of_factor = _of_factor(_MUON, rule)
     return chain(checked_rule(rule.momentum), *of_factor)
 
 
 def _of_factor(caller: str, rule: ScaleByMuon) -> list[Rule]:
-    """Return the link of the factor and, where they are normalized, that of its rows."""
+    """Return the link of the factor, and that of normalized rows if asked for."""
     factor, rows = rule.of_factor(caller, Orthogonalize)
     return [factor] if rows is None else [factor, checked_rule(rows)]
 

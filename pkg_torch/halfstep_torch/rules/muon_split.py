@@ -38,7 +38,7 @@ def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[dict]:
 
 
 def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: list | None) -> list[dict]:
-    """Return groups of which each has `use_muon`: those that have it stay, others become two or more."""
+    """Return groups that all have `use_muon`: a group without it is split."""
     listed = list(with_names_found(caller, params) if names is None else params)
     given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
     given = [{**group, "params": _as_list(group["params"])} for group in given]
@@ -101,6 +101,6 @@ def _named(caller: str, name_of: Mapping, x: Any) -> tuple[str, Tensor]:
 
 
 def _tied(names: Iterable) -> set[int]:
-    """Return the parameters that stand under two names."""
+    """Return the parameters with two names."""
     seen: set[int] = set()
     return {id(param) for _, param in names if id(param) in seen or seen.add(id(param))}

@@ -80,7 +80,7 @@ def links_of(named: Named, given: Mapping[str, Any]) -> list[Rule]:
 def _chain(
     optimizer: type[Optimizer], given: Mapping[str, Any], *, param_storage: str, **options: Any
 ) -> Chain:
-    """Return the chain of a param group that has chosen its storage, its roundings and what else it may."""
+    """Return the chain of a param group, given its storage, roundings and other options."""
     caller, named = optimizer.__name__, named_of(optimizer)
     for name in named.choices:
         if not isinstance(options[name], bool):

@@ -22,7 +22,7 @@ _CPU = torch.device("cpu")
 
 
 class _RecordedOp(rule_check.Recorded, GuardedOp):
-    """Operations of torch that keep what they give."""
+    """Operations of torch that record their results."""
 
 
 class _TracedOp(GuardedOp):
@@ -86,7 +86,7 @@ def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
 
 
 def _compiled(bound: BoundRule, numbers: Any, question: Question) -> Answer:
-    """Return what compiled code gives for a step, and for each of its operations."""
+    """Return the results of compiled code for a step and for each of its operations."""
     if find_cxx() is None:
         raise RuntimeError(
             "check_rule: no C++ compiler is found. Install g++ (or name one in CXX), or use compile=False."
@@ -109,7 +109,7 @@ def _compiled(bound: BoundRule, numbers: Any, question: Question) -> Answer:
 
 
 def _run(function: Callable, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return what a function gives, compiled as a step is."""
+    """Return the result of a function that is compiled as a step is."""
     with compiling():
         made = torch.compile(own_code(function), fullgraph=True, options=compile_options(_CPU))
         return made(*tensors)

@@ -152,14 +152,14 @@ class AdamWScheduleFree(Optimizer):
 
     @torch.no_grad()
     def train(self) -> None:
-        """Put the weights back at which gradients are computed, as they were; interrupted, call it again."""
+        """Put the trained weights back, bit for bit. If it is interrupted, call it again."""
         if self._trained is not None:
             for (_, _, param), weights in zip(self._named(), self._trained, strict=True):
                 local_part(param).copy_(local_part(weights))
             self._trained = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as `Optimizer` does; after `eval()` with the weights that `train()` puts back."""
+        """Return the state as `Optimizer` does, after `eval()` also the weights that `train()` puts back."""
         state_dict = super().state_dict()
         if self._trained is not None:
             state = dict(state_dict["state"])
@@ -171,7 +171,7 @@ class AdamWScheduleFree(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore as `Optimizer` does; a state of after `eval()` goes on with `train()`.
+        """Restore as `Optimizer` does; after a state saved in `eval()`, call `train()`.
 
         The model's weights are not part of a state dict: load them, too.
         """
@@ -213,7 +213,7 @@ class AdamWScheduleFree(Optimizer):
 
 
 def _without_trained(state_dict: Any) -> tuple[Any, dict[Any, Any]]:
-    """Return a state dict without the trained weights of after `eval`, and these by the ids of parameters."""
+    """Return a state dict without the trained weights that `eval` stored, and these by parameter id."""
     saved = state_dict.get("state") if isinstance(state_dict, Mapping) else None
     saved = saved if isinstance(saved, Mapping) else {}
     held = {i: kept for i, kept in saved.items() if isinstance(kept, Mapping) and _TRAINED in kept}
