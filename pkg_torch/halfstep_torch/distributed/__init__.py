@@ -1,1 +1,1 @@
-"""Parameters whose elements lie in several processes: which are here, and what processes tell each other."""
+"""Parameters that are sharded over processes: which elements are local, and what processes exchange."""

@@ -1,4 +1,4 @@
-"""What processes of a mesh tell each other before a step: that all can make it, and that it is the same."""
+"""Checks before a step that all processes of a mesh can make it, and that it is the same step."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ class Attempt:
 
 
 def agree(caller: str, meshes: Sequence[Mesh], error: BaseException | None, notes: Sequence[Mapping]) -> None:
-    """Raise `error`, and in every other process of the meshes an error that speaks of it; so none waits.
+    """Raise `error`, and in every other process of the meshes an error that names it, so that none hangs.
 
     Without an error anywhere, raise RuntimeError in all processes of a mesh unless they have the same notes:
     of each mesh what JSON writes, by what it is called in the message.
@@ -41,7 +41,7 @@ def agree(caller: str, meshes: Sequence[Mesh], error: BaseException | None, note
 
 
 def any_of(meshes: Sequence[Mesh], here: bool) -> bool:
-    """Return whether it is so in any process of the meshes."""
+    """Return whether a condition holds in any process of the meshes."""
     return any([_largest(mesh, [int(here)])[0] for mesh in meshes]) or here
 
 
@@ -66,7 +66,7 @@ def _problem(mesh: Mesh, error: BaseException | None, notes: Mapping[str, object
 
 
 def _differing(mesh: Mesh, entries: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the entries that are not the same in all processes of a mesh; all, where their number is not."""
+    """Return the entries that differ between processes of a mesh; all entries if their number differs."""
     if len(set(map(abs, _largest(mesh, [len(entries), -len(entries)])))) > 1:
         return entries
     digests = [_digest(entry) for entry in entries.items()]
@@ -76,7 +76,7 @@ def _differing(mesh: Mesh, entries: Mapping[str, object]) -> Mapping[str, object
 
 
 def _largest(mesh: Mesh, numbers: Sequence[int]) -> list[int]:
-    """Return of each number the largest that a process of the mesh has."""
+    """Return for each number its largest value over the processes of the mesh."""
     told = torch.tensor(numbers, dtype=torch.int64, device=mesh.device_type)
     return reduce_max(told, mesh).tolist()
 

@@ -1,4 +1,4 @@
-"""What processes tell each other, each thing for many leaves at once: a collective costs more than its bytes.
+"""Collectives for many leaves at once: the latency of a collective costs more than its bytes.
 
 A mesh of several dimensions takes one collective along each: every process group of it is one that its user
 has made.
@@ -27,7 +27,7 @@ _ALIGNED = 16
 
 
 def groups_of(mesh: Mesh) -> "list[dist.ProcessGroup]":
-    """Return the process groups of a mesh, one along each dimension; RuntimeError where they are gone."""
+    """Return the process groups of a mesh, one for each dimension; RuntimeError if they were destroyed."""
     try:
         return mesh.get_all_groups()
     except Exception as error:
@@ -52,7 +52,7 @@ def reduce_sum(x: Tensor, mesh: Mesh) -> Tensor:
 
 
 def total_counts(owners: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Return what all processes have counted of parameters: one collective for all that are on one mesh.
+    """Return the sums of the parameters' counts over all processes, by one collective for each mesh.
 
     Of each of the `owners`, `counts` has some numbers, counted in what is here of it.
     """
@@ -67,7 +67,7 @@ def total_counts(owners: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> l
 
 
 def gather(x: Tensor, mesh: Mesh) -> Tensor:
-    """Return the tensors of all processes, one row each, in row-major order of their coordinates."""
+    """Return the tensors of all processes as rows, in row-major order of their coordinates."""
     rows = x.reshape(1, -1)
     for size, group in reversed(list(zip(mesh_sizes(mesh), groups_of(mesh), strict=True))):
         gathered = rows.new_empty(size, *rows.shape)
@@ -77,7 +77,7 @@ def gather(x: Tensor, mesh: Mesh) -> Tensor:
 
 
 def gather_whole(tensors: Sequence[Array]) -> list[Tensor]:
-    """Return all of some DTensors, of one mesh, in every process: one exchange of bytes for all."""
+    """Return DTensors of one mesh as whole tensors in every process, by one exchange of bytes."""
     windows = [windows_of_all(x) for x in tensors]
     lengths = [
         -(-max(math.prod(window.shape) for window in of_tensor) * x.element_size() // _ALIGNED) * _ALIGNED
@@ -108,7 +108,7 @@ def reduce_together(tensors: Sequence[Tensor], groups: "Iterable[dist.ProcessGro
 
 
 def by_mesh(items: Iterable[T], of: Callable[[T], Array] = lambda x: x) -> dict[Mesh, list[T]]:
-    """Return what is `of` DTensors by their mesh, both in the order in which they come."""
+    """Group values by the mesh of their DTensors, in order of appearance."""
     sorted_out: dict[Mesh, list[T]] = {}
     for item in items:
         sorted_out.setdefault(of(item).device_mesh, []).append(item)

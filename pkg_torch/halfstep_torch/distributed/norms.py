@@ -1,4 +1,4 @@
-"""The norm of tensors that lie in several processes: one collective per mesh, or two. Contract: N1, N2."""
+"""The norm of sharded tensors: one or two collectives for each mesh. Contract: N1, N2."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from halfstep_torch.numbers.op import BareOperand, InPlaceOp, TorchOp
 
 
 def norms_of_shards(tensors: Sequence[Tensor], owners: Sequence[Tensor], *, exact: bool = False) -> Tensor:
-    """Return the norm of all elements of all tensors, and of 2^-64 times them: the same everywhere.
+    """Return the norm of all elements of all tensors, and of 2^-64 times them, equal in all processes.
 
     `tensors` are in this process, and `owners` the parameters that they belong to: of a DTensor a shard, of a
     plain tensor all of it. An element that several processes have counts once.
@@ -50,7 +50,7 @@ def norms_of_shards(tensors: Sequence[Tensor], owners: Sequence[Tensor], *, exac
 
 @dataclasses.dataclass(eq=False)
 class Share:
-    """What this process brings to a norm of which others have parts.
+    """The share of this process in the norm of a sharded tensor.
 
     Attributes:
         kind: "norm"; or of an exact one "largest", its largest pattern, and then "sum", of squares.
@@ -66,7 +66,7 @@ class Share:
 
 
 class SharedNorms(InPlaceOp):
-    """Operations for a parameter of which other processes have parts.
+    """Operations of a rule on a sharded parameter.
 
     An `update` that asks for norms is run several times, each time after `begin`: as long as that leaves
     `shares`, which are then to be exchanged, its result is nothing.

@@ -86,7 +86,7 @@ def new_array(spec: StateArray, param: DTensor, placements: Placements) -> Tenso
 
 @torch.no_grad()
 def placed_copy(array: Tensor, param: Tensor, placements: Placements | None) -> Tensor:
-    """Return a copy of a state array beside its parameter: on its device, and placed as it is to be.
+    """Return a copy of a state array on the device of its parameter, with the given placements.
 
     `array` is a plain tensor, of all elements, or a DTensor, placed in any way; `placements` are those of
     the copy, or None beside a plain parameter.

@@ -1,4 +1,4 @@
-"""Shards of DTensors: what of a tensor is in this process, and what every other process of the mesh holds.
+"""Shards of DTensors: the local part of a tensor, and the parts of the other processes of the mesh.
 
 torch has no public name for the offset of a shard, so the cut is made here as torch documents it: an axis of
 n elements over k processes is cut in pieces of ceil(n / k), mesh dimension by mesh dimension.
@@ -49,12 +49,12 @@ def is_sharded(x: object) -> TypeGuard[DTensor]:
 
 
 def are_plain(tensors: Iterable[Tensor]) -> bool:
-    """Whether none of some tensors can be a DTensor, or any other subclass."""
+    """Whether no tensor is a DTensor or another subclass."""
     return {*map(type, tensors)} <= _PLAIN
 
 
 def local_part(x: Tensor) -> Tensor:
-    """Return the part of a tensor that is in this process, in its own memory: all of a plain tensor."""
+    """Return the local part of a tensor, in its own memory: all of a plain tensor."""
     if not _SHARDED[type(x)]:
         return x
     whole: Any = x  # a DTensor
@@ -78,7 +78,7 @@ def mesh_sizes(mesh: Mesh) -> Shape:
 
 
 def counts_here(x: Tensor) -> bool:
-    """Whether this process counts its elements of a tensor: of the processes with the same, the first."""
+    """Whether this process counts its elements: it is the first of the processes that hold them."""
     if not is_sharded(x):
         return True
     places = zip(x.placements, coordinate_in(x.device_mesh), strict=True)
@@ -86,19 +86,19 @@ def counts_here(x: Tensor) -> bool:
 
 
 def window_of(x: Tensor) -> Window:
-    """Return the window of a tensor that is in this process."""
+    """Return the window of a tensor in this process."""
     if (where := sharding(x)) is None:
         return Window.full(tuple(x.shape))
     return window_here(tuple(x.shape), *where)
 
 
 def window_here(shape: Shape, mesh: Mesh, placements: Placements) -> Window:
-    """Return the window that this process holds of an array of such a shape, so placed."""
+    """Return the window of this process in an array of a shape, under placements."""
     return windows(shape, mesh_sizes(mesh), placements)[rank_in(mesh)]
 
 
 def windows_of_all(x: DTensor, shape: Shape | None = None) -> list[Window]:
-    """Return the windows of all processes of a DTensor's mesh, in one order everywhere.
+    """Return the windows of all processes of a DTensor's mesh, in the same order everywhere.
 
     With a `shape`, return the windows of an array of that shape that is placed as `x` is.
     """
@@ -114,7 +114,7 @@ def rank_in(mesh: Mesh) -> int:
 
 
 def coordinate_in(mesh: Mesh) -> Sequence[int]:
-    """Return where this process is in a mesh."""
+    """Return the coordinate of this process in a mesh."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None  # `check_sharding` has refused meshes that this process is not in
     return coordinate
@@ -122,7 +122,7 @@ def coordinate_in(mesh: Mesh) -> Sequence[int]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def windows(shape: Shape, sizes: Shape, placements: Placements) -> list[Window]:
-    """Return the windows of an array over a mesh of such sizes, in row-major order of the coordinates."""
+    """Return the windows of an array over a mesh of given sizes, in row-major order of coordinates."""
     cuts = [(axis, _mesh_dims(placements, axis)) for axis in range(len(shape))]
     made = []
     for coordinate in itertools.product(*map(range, sizes)):
@@ -140,7 +140,7 @@ def windows(shape: Shape, sizes: Shape, placements: Placements) -> list[Window]:
 
 
 def _mesh_dims(placements: tuple, axis: int) -> list[int]:
-    """Return the mesh dimensions that cut an axis, in the order in which they do.
+    """Return the mesh dimensions that cut an axis, in the order of their cuts.
 
     From left to right; but FSDP over tensor parallelism cuts last, though its dimension comes first.
     """
@@ -152,7 +152,7 @@ def _mesh_dims(placements: tuple, axis: int) -> list[int]:
 
 
 def _parts(placement: Placement) -> int:
-    """Return into how many parts a strided placement finds its axis cut; 1 for another."""
+    """Return into how many parts the axis of a strided placement is already cut; 1 for other placements."""
     return getattr(placement, "split_factor", 1)
 
 
@@ -195,12 +195,12 @@ def check_sharding(caller: str, name: str, x: Tensor) -> None:
 
 
 def _axis(placement: Placement) -> int | None:
-    """Return the axis that a placement cuts. FSDP over tensor parallelism has a class that is no `Shard`."""
+    """Return the axis that a placement cuts. FSDP over tensor parallelism has a class other than `Shard`."""
     return getattr(placement, "dim", None)
 
 
 def from_local(local: Tensor, like: DTensor, placements: Iterable[Placement], shape: Shape) -> Tensor:
-    """Return the DTensor of a global shape, on the mesh of another, of which this process holds `local`."""
+    """Return a DTensor of a global shape from the local part, on the mesh of another DTensor."""
     from torch.distributed.tensor import DTensor
 
     stride = tuple(itertools.accumulate(shape[:0:-1], lambda a, b: a * b, initial=1))[::-1] if shape else ()
@@ -210,14 +210,14 @@ def from_local(local: Tensor, like: DTensor, placements: Iterable[Placement], sh
 
 
 def replicated(x: DTensor) -> Placements:
-    """Return the placements by which every process of a DTensor's mesh has all of an array."""
+    """Return the placements that replicate an array over a DTensor's mesh."""
     from torch.distributed.tensor import Replicate
 
     return (Replicate(),) * x.device_mesh.ndim
 
 
 def refuse_shards(caller: str, tensors: Iterable[Tensor], way_out: str) -> None:
-    """Raise TypeError if a tensor is a DTensor, of which the caller would see a part, or too much."""
+    """Raise TypeError if a tensor is a DTensor: the caller works on whole tensors."""
     if any(map(is_sharded, tensors)):
         raise TypeError(f"{caller}: a parameter is a DTensor, which it does not support. {way_out}")
 
@@ -225,7 +225,7 @@ def refuse_shards(caller: str, tensors: Iterable[Tensor], way_out: str) -> None:
 def check_not_replaced(
     caller: str, named: Mapping[str, Tensor], leaves_of: Callable[[torch.nn.Module], Mapping[str, Tensor]]
 ) -> None:
-    """Raise RuntimeError if `fully_shard` has put others in the place of parameters, given by leaf name.
+    """Raise RuntimeError if `fully_shard` has replaced parameters, given by leaf name.
 
     torch keeps no link from a parameter to its replacement. So all objects are searched for a sharded model
     with a parameter of the same name. Ask where no parameter ever had a gradient.

@@ -1,4 +1,4 @@
-"""Functions of whole arrays whose elements lie in several processes: every process computes its share.
+"""Functions of whole sharded arrays: every process computes some of the arrays.
 
     round    process 0   process 1   process 2      of seven arrays, the most costly first
       0          a           b           c          each process gets the elements of its array from all,
@@ -31,7 +31,7 @@ from halfstep_torch.distributed.window import Window
 
 
 class Spread(NamedTuple):
-    """An array over processes, and what is to be made of all of it.
+    """A sharded array, and the function to compute of the whole.
 
     Attributes:
         like: the DTensor as which it is placed.
@@ -45,23 +45,23 @@ class Spread(NamedTuple):
 
     @property
     def windows(self) -> list[Window]:
-        """What every process of the mesh has of it."""
+        """The windows of all processes of the mesh."""
         return windows_of_all(self.like)
 
     @property
     def cost(self) -> int:
-        """How much work it is, compared with others: products of the matrix with its transpose."""
+        """The relative work: multiplications of the matrix with its transpose."""
         rows, numel = max(self.like.shape[0], 1), self.like.numel()
         return numel * min(rows, numel // rows)
 
     def sends(self, holder: tuple, computing: tuple) -> bool:
-        """Whether a process, by coordinates, sends to another: of those that have the same, the nearest."""
+        """Whether a process, by coordinates, sends to another: the nearest of the replicas does."""
         places = zip(self.like.placements, holder, computing, strict=True)
         return all(at == to for placement, at, to in places if placement.is_replicate())
 
 
 def map_whole(arrays: Sequence[Spread]) -> list[Tensor]:
-    """Return of each array, for the elements that are in this process, what its function makes of it.
+    """Return the local elements of each array's function of the whole array.
 
     All processes of a mesh must have the same arrays, in one order.
     """
@@ -74,7 +74,7 @@ def map_whole(arrays: Sequence[Spread]) -> list[Tensor]:
 
 
 def _rounds(places: Sequence[int], costs: Sequence[int], count: int) -> Iterator[dict[int, int]]:
-    """Yield which array each of `count` processes computes: the next always goes to the least busy."""
+    """Yield which array each of `count` processes computes: the next array goes to the least busy process."""
     shares: list[list[int]] = [[] for _ in range(count)]
     busy = [(0, rank) for rank in range(count)]
     for cost, i in sorted(zip(costs, places, strict=True), key=lambda pair: (-pair[0], pair[1])):
@@ -86,7 +86,7 @@ def _rounds(places: Sequence[int], costs: Sequence[int], count: int) -> Iterator
 
 
 def _map_round(arrays: Mapping[int, Spread], mesh: Mesh) -> dict[int, Tensor]:
-    """Return the parts here of what processes make of arrays, one each, by the rank of the process."""
+    """Return the local parts of the arrays that processes compute, one each, by rank."""
     coordinates, here = list(itertools.product(*map(range, mesh_sizes(mesh)))), rank_in(mesh)
     windows = {rank: array.windows for rank, array in arrays.items()}
 
@@ -121,7 +121,7 @@ def _map_round(arrays: Mapping[int, Spread], mesh: Mesh) -> dict[int, Tensor]:
 def deliver(
     mesh: Mesh, size: Callable[[int, int], int], sent: Mapping[int, Tensor], like: Tensor
 ) -> dict[int, Tensor]:
-    """Send a tensor to each of some processes of a mesh; return those that came, by who sent them.
+    """Send a tensor to each of some processes of a mesh; return the received tensors by sender.
 
     Along a mesh of several dimensions a tensor takes one hop along each.
 
@@ -135,7 +135,7 @@ def deliver(
     held = {(rank_in(mesh), receiver): x for receiver, x in sent.items()}
 
     def routes(hops: int) -> list[tuple[int, int]]:
-        """Return what is here after so many hops: at its receiver's coordinates, and then its sender's."""
+        """Return the tensors here after some hops, by the coordinates of receiver, then sender."""
         senders = [rank for rank, place in enumerate(at) if place[hops:] == here[hops:]]
         receivers = [rank for rank, place in enumerate(at) if place[:hops] == here[:hops]]
         return [pair for pair in itertools.product(senders, receivers) if size(*pair)]

@@ -1,4 +1,4 @@
-"""Windows: which elements of an array a process holds, as a box of it. Shapes alone."""
+"""Windows: the box of an array's elements that a process holds. Shapes only."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """A box of an array. An array that is not cut is the window of itself.
+    """A box of an array. The window of an array that is not sharded is the whole array.
 
     Attributes:
         whole: the shape of the array.
@@ -46,7 +46,7 @@ class Window:
 
     @functools.cached_property
     def run(self) -> int:
-        """Elements of a stretch that lies in one piece in the array, too; 0 in an empty window."""
+        """The number of elements in a run that is contiguous in window and array; 0 in an empty window."""
         run = 1
         for size, whole in zip(self.shape[::-1], self.whole[::-1], strict=True):
             run *= size
@@ -55,7 +55,7 @@ class Window:
         return run
 
     def indices(self, local: Tensor) -> Tensor:
-        """Return the row-major indices in the array, int64, of elements by their indices in the window."""
+        """Return the row-major indices in the array, int64, of elements given by indices in the window."""
         if self.is_full or self.is_empty:
             return local
         indices, rest, stride = local * 0, local, 1

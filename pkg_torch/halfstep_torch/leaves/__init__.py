@@ -1,1 +1,1 @@
-"""The parameters of an optimizer: their names, their memory, and what they and their state must be."""
+"""The parameters of an optimizer: their names, their memory, and the checks of parameters and state."""

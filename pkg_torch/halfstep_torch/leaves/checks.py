@@ -1,4 +1,4 @@
-"""What parameters, their gradients and their state must be for a step."""
+"""Checks of parameters, gradients and state before a step."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_weight(caller: str, name: str, param: Tensor) -> None:
-    """Raise TypeError or ValueError unless weights like these can be stepped in place."""
+    """Raise TypeError or ValueError unless weights of this kind can be stepped in place."""
     if torch.nn.parameter.is_lazy(param):
         raise ValueError(
             f"{caller}: the weight {name!r} has no shape yet. Run the model once before it has an optimizer."
@@ -92,7 +92,7 @@ def check_state_array(
     placements: Placements | None = None,
     home: torch.device | None = None,
 ) -> None:
-    """Raise TypeError or ValueError unless a state array fits its parameter and format, and is so placed."""
+    """Raise TypeError or ValueError unless a state array fits its parameter, format and placement."""
     home = param.device if home is None else home
     if is_sharded(array) or is_sharded(param):
         _check_placed(caller, name, key, array, param, placements)
@@ -124,7 +124,7 @@ def check_state_array(
 def _check_placed(
     caller: str, name: str, key: str, array: Tensor, param: Tensor, placements: Placements | None
 ) -> None:
-    """Raise TypeError unless a state array is sharded over the mesh of its parameter, as it is to be."""
+    """Raise TypeError unless a state array has the mesh of its parameter and the right placements."""
     where, mesh = sharding(array), (sharding(param) or (None,))[0]
     if where == (mesh, placements):
         return
@@ -136,7 +136,7 @@ def _check_placed(
 
 
 def _where(mesh: Mesh | None, placements: Placements | None = None) -> str:
-    """Return in words where a tensor is."""
+    """Return the place of a tensor in words."""
     if mesh is None:
         return "a plain tensor"
     placed = "" if placements is None else f" as {', '.join(map(str, placements))}"
@@ -144,7 +144,7 @@ def _where(mesh: Mesh | None, placements: Placements | None = None) -> str:
 
 
 def check_count(caller: str, name: str, count: object) -> None:
-    """Raise TypeError unless a parameter's count is as steps keep it: they add to it in place."""
+    """Raise TypeError unless a parameter's count is a tensor that steps can increment in place."""
     if not isinstance(count, Tensor) or count.dtype != torch.int64 or count.dim():
         kind = f"{dtype_name(count.dtype)}{list(count.shape)}" if isinstance(count, Tensor) else repr(count)
         raise TypeError(
@@ -156,7 +156,7 @@ def check_count(caller: str, name: str, count: object) -> None:
 def check_leftovers(
     caller: str, name: str, arrays: Mapping[str, StateArray], state: Mapping[str, Tensor]
 ) -> None:
-    """Raise ValueError if a state holds what was kept beside weights of another dtype."""
+    """Raise ValueError if a state holds arrays that belong to weights of another dtype."""
     for key in ("compensation", "extra_bits", "master"):
         if key in state and key not in arrays:
             raise ValueError(
@@ -184,7 +184,7 @@ def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor's memory is its own: no subclass that wraps others, as DTensor does."""
+    """Whether a tensor has its own memory: it is no wrapper subclass such as DTensor."""
     return not hasattr(x, "__tensor_flatten__") and x.layout == torch.strided
 
 
@@ -197,7 +197,7 @@ def _cut(spec: StateArray) -> str:
 
 
 def check_params(caller: str, params: object) -> None:
-    """Refuse what torch would call not iterable, no Tensor, or without names, with the way out."""
+    """Refuse parameters that torch refuses, with messages that name the way out."""
     way_out = "Pass model.named_parameters()."
     if isinstance(params, torch.nn.Module):
         raise TypeError(f"{caller}: the parameters are a module, {type(params).__name__}. {way_out}")

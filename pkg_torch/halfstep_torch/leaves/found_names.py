@@ -1,4 +1,4 @@
-"""Names of parameters that came without: those of a registered model, or of the module that owns them.
+"""Names for parameters that were passed without: from a registered model, or the module that owns them.
 
 Contract: W7.
 """
@@ -36,7 +36,7 @@ _FOUND: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def register_names(model: torch.nn.Module, prefix: str = "") -> None:
-    """Let optimizers that get parameters of a model without names know their names.
+    """Register a model, so that optimizers find the names of its parameters.
 
     Trainers often build an optimizer themselves, as `cls(model.parameters(), lr=...)`. Random words then
     follow the names all the same, `Muon` can tell matrices from embeddings, and the words are those of a run
@@ -103,7 +103,7 @@ def with_names_found(caller: str, params: Any) -> Any:  # as torch takes them, o
 
 
 def names_of(caller: str, params: list[Tensor]) -> list[str] | None:
-    """Return the name of each parameter, of which the caller was given none, or None.
+    """Return the name found for each parameter without one, or None.
 
     Raises:
         ValueError: as `with_names_found`.
@@ -116,7 +116,7 @@ def names_of(caller: str, params: list[Tensor]) -> list[str] | None:
 
 
 def _registered(caller: str, params: list[Tensor]) -> list[str] | None:
-    """Return the name of each parameter in the registered models; None if all of them are in none."""
+    """Return the names of parameters in a registered model; None if no model has all of them."""
     found = _look_up(_TABLES, params)
     if not all(found):  # the model may have other parameters by now
         _TABLES.update({model: _table(model, prefix) for model, prefix in list(_REGISTERED.items())})
@@ -139,7 +139,7 @@ def _registered(caller: str, params: list[Tensor]) -> list[str] | None:
 
 
 def _of_owners(caller: str, params: list[Tensor]) -> list[str] | None:
-    """Return the name of each parameter in the outermost module that owns it, where all have one."""
+    """Return the names of parameters in the outermost modules that own them, if all are owned."""
     found = _look_up(_FOUND, params)
     if not all(found):
         _FOUND.clear()
@@ -158,7 +158,7 @@ def _of_owners(caller: str, params: list[Tensor]) -> list[str] | None:
 
 
 def _look_up(tables: Mapping[torch.nn.Module, _Table], params: list[Tensor]) -> _Owned:
-    """Return of each parameter the models that own it, by such tables, and its name there."""
+    """Return for each parameter the models that own it, by their tables, and its name there."""
     found: _Owned = [[] for _ in params]
     for model, table in tables.items():
         for owned, param in zip(found, params, strict=True):
@@ -169,7 +169,7 @@ def _look_up(tables: Mapping[torch.nn.Module, _Table], params: list[Tensor]) -> 
 
 
 def _problem(params: list[Tensor], found: _Owned) -> str | None:
-    """Return why parameters have no names by their owners, or None."""
+    """Return why owners do not give the parameters names, or None."""
     taken: dict[str, Tensor] = {}
     for param, owned in zip(params, found, strict=True):
         if not owned:
@@ -189,7 +189,7 @@ def _table(model: torch.nn.Module, prefix: str) -> _Table:
 
 
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model that wrappers hold: those whose names W7 drops, and PEFT's."""
+    """Return the model inside wrappers: those whose names W7 drops, and PEFT's."""
     while True:
         children = model._modules
         if any(kind.__name__ == "PeftModel" for kind in type(model).__mro__):
@@ -225,7 +225,7 @@ def _owns(root: torch.nn.Module, wanted: set[int]) -> bool:
 
 
 def _modules() -> list[torch.nn.Module]:
-    """Return all modules that there are, in about 0.1 µs for each object of the process."""
+    """Return all modules of the process, in about 0.1 µs for each of its objects."""
     kinds, new = {torch.nn.Module}, [torch.nn.Module]
     while new:
         new = [kind for kind in new.pop().__subclasses__() if kind not in kinds] + new

@@ -1,4 +1,4 @@
-"""The names of the parameters of param groups, and the seeds of optimizers whose parameters have none."""
+"""Names of the parameters in param groups, and seeds of optimizers without names."""
 
 import collections
 import operator
@@ -47,12 +47,12 @@ def with_names(caller: str, params: Tensor | Iterable, names: Mapping[Tensor, st
 
 
 def given_names(groups: Iterable[Group]) -> list[str | None]:
-    """Return of every parameter of groups the name that it was given, or None."""
+    """Return the given name of every parameter in groups, or None."""
     return [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
 
 
 class NamedMembers:
-    """The names of the parameters of all groups, kept by parameter.
+    """The names of all groups' parameters, kept by parameter.
 
     A list of parameters may be filtered, sorted or replaced in place. torch reads its list of names by
     position, so that list is set here to the names of the parameters.
@@ -64,7 +64,7 @@ class NamedMembers:
         self._leaves: list[list[str]] = []
 
     def named(self, caller: str, groups: Sequence[Group], added: int) -> Iterator[tuple[int, str, Tensor]]:
-        """Return triples: index of the group, leaf name (contract W7), parameter; without names their places.
+        """Return triples: group index, leaf name (contract W7) or position, parameter.
 
         Raises:
             ValueError: if a parameter was put into a list of parameters, and so has no name; or if there are
@@ -86,7 +86,7 @@ class NamedMembers:
         return zip(places, chain(*self._leaves), chain(*params), strict=True)
 
     def _names_of(self, caller: str, index: int, group: Group) -> list[str]:
-        """Return the names of a group's parameters: one that replaces another has the name of that."""
+        """Return the names of a group's parameters; a replacement takes the name of the one it replaces."""
         params, names = group["params"], group["param_names"]
         for place, param in enumerate(params):
             if param in self._names:
@@ -120,7 +120,7 @@ def _leaves_of(groups: Sequence[Group]) -> list[list[str]]:
 
 
 def check_named(caller: str, group: Group) -> None:
-    """Raise ValueError for a new group without names beside others that have names."""
+    """Raise ValueError for a new group without names if other groups have names."""
     for param in () if "param_names" in group else group.get("params", ()):
         if isinstance(param, Tensor):
             raise ValueError(
@@ -130,7 +130,7 @@ def check_named(caller: str, group: Group) -> None:
 
 
 def check_names(caller: str, groups: Iterable[Group]) -> None:
-    """Raise ValueError if two parameters have the same name: the same words would round them."""
+    """Raise ValueError if two parameters have one name: they would share random words."""
     names = [name for group in groups for name in group.get("param_names", ())]
     taken: dict[str, str] = {}
     for name, leaf in zip(names, leaf_names(names), strict=True):
@@ -143,14 +143,14 @@ def check_names(caller: str, groups: Iterable[Group]) -> None:
 
 
 def count_nameless(chain_seeds: Sequence[LinkSeed]) -> int:
-    """Return how many optimizers without names were built before of such seeds, and count one more."""
+    """Count an optimizer without names; return how many were built before with the same seeds."""
     key = repr(tuple(chain_seeds))
     _NAMELESS[key] += 1
     return _NAMELESS[key] - 1
 
 
 def nameless_seeds(chain_seeds: Sequence[LinkSeed], before: int) -> list[LinkSeed]:
-    """Return the seeds of an optimizer without names, behind so many others (contract W7).
+    """Return the seeds of an optimizer without names, given how many were built before (contract W7).
 
     Numbers, None, or tuples of them, as links have them.
     """

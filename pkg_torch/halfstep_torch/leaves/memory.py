@@ -1,4 +1,4 @@
-"""The memory of parameters: which have any, and that no two of them share theirs."""
+"""The memory of parameters: whether they have any, and whether two of them overlap."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from halfstep_torch.distributed.shards import local_part
 
 
 def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError if two weights lie over the same memory: one update would be lost."""
+    """Raise ValueError if two weights share memory: one update would be lost."""
     before: list[_Stretch] = []
     here = ((name, local_part(param)) for name, param in named)
     stretches = [_stretch(name, param) for name, param in here if param.numel() and has_memory(param)]
@@ -44,7 +44,7 @@ class _Stretch(NamedTuple):
 
 
 def has_memory(param: Tensor) -> bool:
-    """Whether a tensor lies anywhere: not on the meta device, nor under FakeTensorMode."""
+    """Whether a tensor has memory: not on the meta device, nor under FakeTensorMode."""
     return param.device.type != "meta" and not hasattr(param, "fake_mode")
 
 
@@ -57,7 +57,7 @@ def _stretch(name: str, param: Tensor) -> _Stretch:
 
 
 def _overlap(a: _Stretch, b: _Stretch) -> bool:
-    """Whether a byte belongs to both of two stretches that overlap: what has gaps may stand between."""
+    """Whether two overlapping stretches share a byte: strided weights may interleave."""
     if a.layout is b.layout is None:
         return True
     taken = torch.zeros(max(a.end, b.end) - a.start, dtype=torch.bool, device="cpu")

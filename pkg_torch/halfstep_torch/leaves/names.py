@@ -1,4 +1,4 @@
-"""Leaf names: what the contract makes of the names of torch's parameters. Contract: W7."""
+"""Leaf names: the contract's form of torch parameter names. Contract: W7."""
 
 import functools
 from collections.abc import Sequence
@@ -49,6 +49,6 @@ def parameters_by_leaf(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _parts(name: str) -> tuple[list[str], int]:
-    """Return the parts of a name without wrappers, and how many "module" stand in front."""
+    """Return the parts of a name without wrappers, and the number of leading "module" parts."""
     parts = [part for part in name.split(".") if part not in WRAPPERS]
     return parts, next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)

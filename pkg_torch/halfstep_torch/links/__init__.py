@@ -1,1 +1,1 @@
-"""What a chain is made of: rules as links, read from a param group and bound to kinds of parameters."""
+"""Links of a chain: rules that are read from a param group and bound to kinds of parameters."""

@@ -27,7 +27,7 @@ _OP = STEP_OPS["elementwise"]
 
 
 class StepMoment:
-    """A moment during one step: what was stored, and rounding what is to be.
+    """A moment during one step: the stored value, and the rounding of the new one.
 
     Attributes:
         value: the float32 values that the step before stored.
@@ -53,7 +53,7 @@ class StepMoment:
 
     @property
     def has_inverse_root(self) -> bool:
-        """Whether the format is one that rounds by `inverse_root`."""
+        """Whether the format rounds by `inverse_root`."""
         return self._storage.format.has_inverse_root
 
     @property
@@ -62,14 +62,14 @@ class StepMoment:
         return is_coarse(self._storage.format)
 
     def inverse_root(self, x: Tensor) -> Tensor:
-        """Round x for the new state, and return about 1/sqrt(x) of x as it was before."""
+        """Round x for the new state; return about 1/sqrt(x) of the unrounded x."""
         codes, inverse = self._storage.encode_with_inverse_root(self._flat(x), self._words)
         self._codes = codes
         self.arrays = {self._storage.key: codes.to(self._storage.format.torch_dtype)}
         return self._shaped(inverse)
 
     def round(self, x: Tensor) -> Tensor:
-        """Round x to the format, once, for the new state; return what the update goes on with, in float32."""
+        """Round x to the format, once, for the new state; return the float32 value that the update uses."""
         fmt, unit = self._storage.format, self._unit
         z = x if unit is None else into_unit(fmt, x, unit)
         self.arrays, values = self._storage.encode(self._flat(z), self._words, self._min_scale)
@@ -82,7 +82,7 @@ class StepMoment:
 
     @property
     def values(self) -> Tensor:
-        """What is stored now, in float32."""
+        """The stored value, in float32."""
         if not self.arrays:
             return self.value
         if self._rounded is None:
@@ -91,7 +91,7 @@ class StepMoment:
 
     @property
     def codes(self) -> Tensor:
-        """The codes that are stored now, in int32; of a format with inverse roots."""
+        """The stored codes, int32, of a format with inverse roots."""
         return self._shaped(self._codes.to(torch.int32))
 
     def _flat(self, x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class StepMoment:
 
 
 class RoundedWeight:
-    """The weight during a step of a rule that rounds it: to its own dtype, stochastically (contract P9).
+    """The weight during a step of a rule that rounds it stochastically to its own dtype (contract P9).
 
     Attributes:
         value: the weight, in float32.
@@ -132,7 +132,7 @@ class RoundedWeight:
 
 @dataclasses.dataclass(frozen=True)
 class BoundRule:
-    """The update of one kind of parameter by one rule: choices made, numbers not yet known.
+    """A rule bound to one kind of parameter. Its numbers come with each step.
 
     Attributes:
         rule: with its options; numbers, dtypes and seeds are None.
@@ -151,12 +151,12 @@ class BoundRule:
 
     @property
     def scope(self) -> str:
-        """What `update` sees, as `Rule.scope` has it."""
+        """`Rule.scope`: what `update` sees."""
         return self.rule.scope
 
     @property
     def needs_norms_alone(self) -> bool:
-        """Whether norms are all that `update` sees of other elements, as `Rule.needs` has it."""
+        """Whether `update` sees other elements only through norms (`Rule.needs`)."""
         return self.scope == "elementwise" or self.rule.needs == "norms"
 
     @functools.cached_property
@@ -166,13 +166,13 @@ class BoundRule:
 
     @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
-        """The words that `update` reads, of all moments, and of weights that it rounds itself."""
+        """The random words of `update`, for all moments and for weights that it rounds."""
         of_moments = tuple(source for stored in self.moments for source in stored.sources)
         return (*of_moments, WordSource(Role.PARAM)) if self._rounds_weights else of_moments
 
     @functools.cached_property
     def _drawn(self) -> list[tuple[StoredMoment, slice]]:
-        """The moments, each with the places of its words: after the moments that it reads."""
+        """The moments, each after the moments that it reads, with the places of its words."""
         ends = list(itertools.accumulate(len(stored.sources) for stored in self.moments))
         drawn = [(x, slice(end - len(x.sources), end)) for x, end in zip(self.moments, ends, strict=True)]
         return sorted(drawn, key=lambda pair: bool(pair[0].second))

@@ -16,7 +16,7 @@ HEADER = "halfstep"
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Links in the order in which they are applied. Made by `chain`."""
+    """Links in the order of their application. Made by `chain`."""
 
     links: tuple[Link, ...]
 
@@ -31,7 +31,7 @@ class Chain:
         return Chain(tuple(link.with_seed(seed) for link, seed in pairs))
 
     def header(self, names: Sequence[str] | None = None, counts: Sequence[int] = ()) -> Group:
-        """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
+        """Return a group's header for state dicts, of plain types that `weights_only=True` loads.
 
         `counts` are the distinct counts of its parameters, which stand as tensors in their state too. They
         are a text, as before the first step: LeRobot loads lists of the length that a new optimizer has, and
@@ -46,7 +46,7 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class ChainByOptions:
-    """A chain that `make` makes of options, which every param group may choose for itself.
+    """A chain that `make` builds from options, which each param group may set.
 
     `others` are entries, with their defaults, of chains that other options make.
     """
@@ -110,7 +110,7 @@ def chain(*links: Rule | Chain) -> Chain:
 
 
 def _check_owners(links: Sequence[Link]) -> None:
-    """Raise ValueError if two links own one entry of the param groups, or one array of the state."""
+    """Raise ValueError if two links own the same entry of param groups or the same state array."""
     owners: dict[tuple[str, str], str] = {}
     for link in links:
         owned = [("group entry", entry) for entry in link.entries]

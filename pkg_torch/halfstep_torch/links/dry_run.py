@@ -1,4 +1,4 @@
-"""A rule is tried on a few numbers when the optimizer is built, before it can spoil a training run."""
+"""A trial of a rule on a few numbers, when the optimizer is built."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ _ELEMENTS = 6
 
 
 def try_rule(caller: str, link: Link, h: Values, info: ParamInfo) -> None:
-    """Raise an error unless steps can use a rule's update of a parameter.
+    """Raise an error unless a rule's update of a parameter is usable.
 
     Its `update` is run on a few numbers that refuse other operations than operators and `op`. It must return
     float32 in the shape of the update that it gets. It must round each moment once, and read nothing that the
@@ -43,14 +43,14 @@ def try_rule(caller: str, link: Link, h: Values, info: ParamInfo) -> None:
 
 
 def _few(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return updates and weights, all different, of either sign."""
+    """Return distinct updates and weights of both signs."""
     count = torch.Size(shape).numel()
     g, p = torch.linspace(-1.5, 1, count), torch.linspace(2, -1, count)
     return g.view(shape), p.view(shape)
 
 
 def _update(bound: BoundRule, numbers: Values, g: Tensor, p: Tensor) -> Tensor:
-    """Return the update, checked: on numbers that protect themselves, and on bare tensors."""
+    """Return the checked update: on guarded numbers, then on bare tensors."""
     rule, shape = bound.rule.name, tuple(g.shape)
     op, moments, values = GuardedOp(rule), {}, {}
     for stored in sorted(bound.moments, key=lambda stored: bool(stored.unit)):

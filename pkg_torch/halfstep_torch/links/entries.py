@@ -1,4 +1,4 @@
-"""What a rule reads of a param group: its numbers, and how its moments are stored."""
+"""Entries of a param group that a rule reads: its numbers and the formats of its moments."""
 
 import collections
 import dataclasses
@@ -21,7 +21,7 @@ Check = Callable[[str, str, Scalar], Read]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Where a field of a rule stands in a param group.
+    """The entry of a param group for a field of a rule.
 
     Attributes:
         field: of the rule.
@@ -51,7 +51,7 @@ class Entry:
 
 @functools.cache
 def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
-    """Return what a class of rules reads, in the order of its fields."""
+    """Return the entries that a class of rules reads, in the order of its fields."""
     declarations = declared(rule)
     # Weights are kept in one format, which is no choice of groups: other chains do not know it.
     formats = {m.dtype: None if m.copies_weights else "" for m in declarations.moments.values() if m.dtype}

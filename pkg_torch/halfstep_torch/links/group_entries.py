@@ -1,4 +1,4 @@
-"""What a param group may hold besides the numbers of the links."""
+"""Checks of param-group entries that are not numbers of links."""
 
 import difflib
 import reprlib
@@ -48,7 +48,7 @@ _ELSEWHERE = {
 
 
 def check_torch_options(caller: str, given: Arguments) -> None:
-    """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do."""
+    """Raise ValueError for an argument of torch's optimizers that is not supported."""
     for name, value in given.items():
         allowed = _ASKS_FOR_NOTHING.get(name)
         if allowed is not None and value not in allowed:
@@ -69,7 +69,7 @@ def check_decay(caller: str, index: int, group: Group, decoupled: bool | None) -
 
 
 def check_maximize(caller: str, index: int, value: object) -> None:
-    """Raise TypeError for what would be true, or false, without being meant so."""
+    """Raise TypeError unless `maximize` is a bool: other values would count as true or false."""
     if not (isinstance(value, (bool, np.bool_)) or (type(value) is int and value in (0, 1))):
         raise TypeError(
             f"{caller}: maximize of param group {index} is {value!r}, not a bool. Use True or False."
@@ -77,7 +77,7 @@ def check_maximize(caller: str, index: int, value: object) -> None:
 
 
 def check_entries(caller: str, group: Group, entries: set[str], arguments: set[str]) -> None:
-    """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none."""
+    """Raise ValueError for an entry of a group without effect. A user's own tags are allowed."""
     check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
     for key in group:
         if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):

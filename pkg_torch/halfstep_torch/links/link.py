@@ -40,7 +40,7 @@ L = TypeVar("L")
 
 
 class ParamInfo(NamedTuple):
-    """What decides how a parameter is stepped, besides the numbers.
+    """The facts that decide how a parameter is stepped, besides numbers.
 
     Attributes:
         dtype: of the weights, as the rule sees them.
@@ -54,7 +54,7 @@ class ParamInfo(NamedTuple):
 
 
 class Link(Rule):
-    """A rule that knows of torch's parameters and param groups: the base of rules that only torch has.
+    """A link of a torch chain: the base of rules that only torch has.
 
     A `Rule` of both frameworks needs none of what stands here: `chain` makes a link of it (`RuleLink`).
 
@@ -79,7 +79,7 @@ class Link(Rule):
     # What a rule of torch may say of itself.
 
     def measure(self, h: Values, norms: Callable[[bool], Tensor]) -> Mapping[str, Tensor]:
-        """Return numbers of a step that depend on all gradients at once, such as their norm, for `update`.
+        """Return numbers for `update` that depend on all gradients, such as their norm.
 
         `norms` returns the norms of the gradients of all parameters that the rule touches, wherever they are.
         It works as `numbers.norms.norms`, given whether the norms are to be exact. The numbers are float32 or
@@ -88,7 +88,7 @@ class Link(Rule):
         return {}
 
     def is_noop(self, h: Values, info: ParamInfo) -> bool:
-        """Whether the rule leaves every update of such a parameter as it is, given its hyperparameters."""
+        """Whether the rule leaves every update of such a parameter unchanged, given its hyperparameters."""
         return False
 
     def touches(self, name: str, param: Tensor) -> bool:
@@ -96,7 +96,7 @@ class Link(Rule):
         return True
 
     def check_choice(self, caller: str, h: Values, infos: Sequence[ParamInfo]) -> None:
-        """Raise ValueError if something was to be chosen from all parameters of a group, and nothing is."""
+        """Raise ValueError if the rule selects from the parameters of a group and finds none."""
         return
 
     # What follows from the declarations.
@@ -118,7 +118,7 @@ class Link(Rule):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """What the rule keeps, by torch's names, its scales apart."""
+        """The rule's state arrays by torch's names, without scales."""
         return tuple(moment.torch for moment in declared(type(self.rule)).moments.values())
 
     def read(self, caller: str, group: Group) -> Values:
@@ -133,7 +133,7 @@ class Link(Rule):
         return dataclasses.replace(self, seed=seed) if has_field(self, "seed") else self
 
     def step_numbers(self, h: Values, step: int, measured: Mapping[str, Tensor] | None = None) -> Values:
-        """Return the numbers of one step, by name, all float32 values; a decay rate of ours as a `DecayRate`.
+        """Return the float32 numbers of one step by name; a rule of halfstep gets `DecayRate`s.
 
         `step` is the count after its increment; `measured` is what `measure` gave, for a rule that measures.
         """
@@ -154,7 +154,7 @@ class Link(Rule):
 
     @functools.cached_property
     def counts(self) -> bool:
-        """Whether a step's numbers may depend on its count, though hyperparameters stay."""
+        """Whether the numbers of a step may depend on its count."""
         return self.measures or type(self.rule).numbers is not Rule.numbers
 
     @functools.cached_property
@@ -162,7 +162,7 @@ class Link(Rule):
         return fed_back(self.rule)
 
     def bind(self, caller: str, h: Values, info: ParamInfo) -> "BoundRule | None":
-        """Return what the rule does to such parameters, given what `read` gave, or None for nothing."""
+        """Return the rule bound to such parameters, given the values of `read`; None if it has no effect."""
         if self.is_noop(h, info):
             return None
         rule = self.rule
@@ -176,7 +176,7 @@ class Link(Rule):
         return BoundRule(bare, moments, wide, tensor_numbers=theirs, weight_dtype=weight_dtype)
 
     def bind_key(self, h: Values) -> tuple:
-        """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
+        """Return the hyperparameters that `bind` reads: the bound rule stays while they do."""
         cls = type(self)
         if cls.is_noop is not Link.is_noop or cls.bind is not Link.bind:
             return tuple(h)
@@ -200,7 +200,7 @@ class RuleLink(Link):
         return self.inner
 
     def __post_init__(self) -> None:
-        """Say of itself what the rule says; it is the last if the rule rounds the weights."""
+        """Take the rule's declarations; the link is the last if the rule rounds the weights."""
         rule = self.inner
         vars(self).update(
             name=rule.name, scope=rule.scope, last=rule.rounds_weights, seed=getattr(rule, "seed", None)
@@ -241,7 +241,7 @@ def checked_rule(rule: R) -> R:
 
 
 def link_of(rule: Callable[P, R], make: Callable[[R], L] = checked_rule) -> Callable[P, L]:
-    """Return the function that makes checked links of a class of rules: its arguments and its docstring."""
+    """Return a function that makes checked links of a rule class, with its arguments and docstring."""
 
     @functools.wraps(rule, updated=())
     def link(*args: P.args, **options: P.kwargs) -> L:
@@ -259,7 +259,7 @@ def check_bounds(rule: Rule, caller: str, h: Values) -> None:
 
 @functools.cache
 def is_ours(rule: type[Rule]) -> bool:
-    """Whether a class of rules is one of these packages, whose arithmetic is known."""
+    """Whether a rule class belongs to these packages."""
     return rule.__module__.partition(".")[0] in ("halfstep", "halfstep_torch")
 
 
@@ -274,10 +274,10 @@ def _hyperparameters(values: Mapping[str, object]) -> Values:
 
 @functools.cache
 def named_tuple(name: str, fields: tuple[str, ...]) -> type[Values]:
-    """Return the class of named tuples with such fields."""
+    """Return the named-tuple class with these fields."""
     return collections.namedtuple(name, fields)
 
 
 def group_value(fmt: Format | None) -> Format | str | None:
-    """Return a format as it stands in a param group: a plain one by its name."""
+    """Return a format as a param group holds it: a plain format by name."""
     return fmt if fmt is None or fmt.scaled or fmt.relative else fmt.dtype

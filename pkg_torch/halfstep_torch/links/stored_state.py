@@ -1,4 +1,4 @@
-"""A link whose rule's moments are kept in another format: what `store_state` makes of links.
+"""`store_state` of a link: its rule's moments are stored in another format.
 
 Contract: section S.
 """
@@ -27,7 +27,7 @@ _HELD = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class StoreState(Link):
-    """One link of what `store_state` returns.
+    """A link of the chain that `store_state` returns.
 
     Attributes:
         inner: the wrapped link.
@@ -46,7 +46,7 @@ class StoreState(Link):
     seed: LinkSeed
 
     def __post_init__(self) -> None:
-        """Say of itself what the wrapped link says."""
+        """Take the declarations of the wrapped link."""
         inner = self.inner
         said = {
             # What state dicts and messages call it: the formats must agree.
@@ -60,15 +60,15 @@ class StoreState(Link):
 
     @property
     def rule(self) -> Rule:
-        """That of the wrapped link."""
+        """The rule of the wrapped link."""
         return self.inner.rule
 
     def measure(self, h: Values, norms: Callable[[bool], Tensor]) -> Mapping[str, Tensor]:
-        """Return what the wrapped rule measures."""
+        """Return the measure of the wrapped rule."""
         return self.inner.measure(h, norms)
 
     def read(self, caller: str, group: Group) -> Values:
-        """Return what the wrapped rule reads."""
+        """Return the values of the wrapped rule."""
         return self.inner.read(caller, group)
 
     def touches(self, name: str, param: Tensor) -> bool:
@@ -76,7 +76,7 @@ class StoreState(Link):
         return self.inner.touches(name, param)
 
     def bind(self, caller: str, h: Values, info: ParamInfo) -> BoundRule | None:
-        """Bind the wrapped rule, with the moments that are chosen stored once more."""
+        """Bind the wrapped rule, with the selected moments in the other format."""
         bound = self.inner.bind(caller, h, info)
         if bound is None:
             return None
@@ -84,7 +84,7 @@ class StoreState(Link):
         return dataclasses.replace(bound, moments=moments)
 
     def check_choice(self, caller: str, h: Values, infos: Sequence[ParamInfo]) -> None:
-        """Raise ValueError if there are arrays to choose from, and `select` chooses none."""
+        """Raise ValueError if `select` selects none of the arrays."""
         asked = []
         for info in infos if self.select is not None else ():
             bound = self.inner.bind(caller, h, info)
@@ -100,7 +100,7 @@ class StoreState(Link):
             )
 
     def _stored(self, moment: StoredMoment, info: ParamInfo) -> StoredMoment:
-        """Return how a moment of the wrapped rule is stored: as that has it, unless it is chosen."""
+        """Return the storage of a moment: the wrapped rule's, unless the moment is selected."""
         array = moment.arrays[moment.key]
         fmt = self.format.for_shape(array.shape(info.shape))
         too_small = self.format.scaled and not fmt.scaled

@@ -1,4 +1,4 @@
-"""What arithmetic that is written once asks of tensors: see `halfstep.arrays`."""
+"""The operations of `halfstep.arrays` on tensors."""
 
 import math
 
@@ -46,7 +46,7 @@ class TorchArrays:
         return moved
 
     def sign(self, x, bit):
-        """Return a bit where there is a sign: without a comparison, of which the compiler makes more."""
+        """Return `bit` where x has a sign, without a comparison, which takes more instructions."""
         bits = x.view(torch.int32)
         # The sum passes the sign on up to infinity, and of no NaN.
         return ((bits & (bits + 0x7FFFFF)) >> 24) & bit

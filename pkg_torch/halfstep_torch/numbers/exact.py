@@ -1,4 +1,4 @@
-"""Arithmetic that torch has to be helped with to round correctly. Contract: A3."""
+"""Operations that torch does not round correctly by itself. Contract: A3."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ _TAME = 2.0**126
 
 
 def is_tame(x: Tensor) -> bool:
-    """Whether float32 numbers are seen to be finite, and far from the largest: fewer operations are enough.
+    """Whether float32 numbers are known to be finite and far from the largest, so that checks can be skipped.
 
     Only where seeing costs nothing: in eager mode on a CPU. There a pass that makes a truth value of each
     element takes longer than five that compute, and the two ends of an array are found in half a pass.

@@ -19,7 +19,7 @@ _PIECE = 1 << 17
 
 
 def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
-    """Return the norm of the norms of all tensors, on the device of the first (contract N1).
+    """Return the norm of all tensors, on the device of the first (contract N1).
 
     torch computes and rounds the sums in its own order; with `exact` they are of integers (contract N2).
 
@@ -90,7 +90,7 @@ def _sum_of_piece(bits: Tensor, field: Tensor) -> Tensor:
 
 
 def _as_float32(high: Tensor, low: Tensor) -> Tensor:
-    """Return float32 of the top 32 bits of 2^32 high + low, in their place."""
+    """Return the top 32 bits of 2^32 high + low as float32, in their place."""
     powers = 1 << torch.arange(62, device=high.device)
     length = (high >= powers).sum()
     bits = torch.where(length > 0, (high << 32 - length.clamp(max=32)) | (low >> length), low)

@@ -38,7 +38,7 @@ def _element(caller: str, name: str, value: Tensor | np.ndarray) -> float:
 
 
 def checked(caller: str, name: str, value: Scalar, check: Check) -> float:
-    """Return a hyperparameter in float32, once `check` has not refused it."""
+    """Return a checked hyperparameter in float32."""
     number = as_float32(caller, name, value)
     check(caller, name, value, number)
     return number

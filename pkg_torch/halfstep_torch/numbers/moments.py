@@ -13,7 +13,7 @@ T = TypeVar("T", Tensor, float)
 
 
 class DecayRate(NamedTuple):
-    """The decay rate of an average: for `ema` b and 1 - b, in float32, in a product the rate itself."""
+    """The decay rate of an average: b and 1 - b in float32 for `ema`, the rate itself in a product."""
 
     b: float
     one_minus_b: float

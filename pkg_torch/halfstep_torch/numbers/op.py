@@ -103,7 +103,7 @@ class TorchOp:
 
 
 class InPlaceOp(TorchOp):
-    """The same for whole parameters, where the memory of the incoming update is the rule's to write."""
+    """The same for whole parameters, writing into the memory of the incoming update."""
 
     @staticmethod
     def scaled(x: Tensor, ratio: BareOperand, scale: BareOperand = 1.0) -> Tensor:
@@ -116,7 +116,7 @@ STEP_OPS = {"elementwise": TorchOp(), "parameter": InPlaceOp()}
 
 
 def _is_one(scale: BareOperand) -> bool:
-    """Whether a number is seen to be 1, at no cost: a GPU's would have to be waited for."""
+    """Whether a number is known to be 1 without waiting for a GPU."""
     if isinstance(scale, Tensor):
         return scale.device.type == "cpu" and not torch.compiler.is_compiling() and bool((scale == 1).all())
     return scale == 1
@@ -153,7 +153,7 @@ class NumbersOp:
 
 
 class GuardedOp(Op):
-    """The same on numbers that know what they are, for the trial of a rule."""
+    """The same on guarded numbers, for the trial of a rule."""
 
     framework = torch
     norms_of = TorchOp.norms_of  # pyright: ignore[reportAssignmentType]
@@ -168,7 +168,7 @@ class GuardedOp(Op):
         return x if isinstance(x, Tensor) and x.dtype == torch.float32 and not x.shape else None
 
     def divide(self, x: Operand, y: Operand) -> Number:
-        """Return x / y; refuse a constant, by which torch divides inexactly."""
+        """Return x / y; refuse a constant, for which eager torch rounds an inverse first."""
         for constant in (x, y):
             # Eager torch computes c / x as c (1 / x), and on GPUs x / c likewise: right for powers of two.
             if isinstance(constant, (int, float, np.number)) and abs(math.frexp(constant)[0]) != 0.5:
@@ -192,7 +192,7 @@ class GuardedOp(Op):
 
 
 def tensor_numbers(numbers: Values, device: torch.device) -> Values:
-    """Return the numbers of a step as float32 tensors, 0-d if they are not yet; of a decay rate the rate."""
+    """Return the numbers of a step as float32 tensors, floats as 0-d tensors, a `DecayRate` as its rate."""
     rates = (x.b if isinstance(x, DecayRate) else x for x in numbers)
     return type(numbers)(
         *(

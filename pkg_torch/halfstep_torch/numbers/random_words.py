@@ -22,7 +22,7 @@ _ONE_THREAD = 1 << 15
 
 
 class _NumpyArrays(TorchArrays):
-    """Arrays of NumPy, as far as mixing asks."""
+    """The NumPy operations that mixing needs."""
 
     def shift(self, bits, by):
         """Return patterns moved down."""
@@ -33,7 +33,7 @@ _NUMPY = _NumpyArrays()
 
 
 def mixed_words(sums: Tensor) -> Tensor:
-    """Return the words of int32 sums (contract W8), which they replace.
+    """Mix int32 sums to words in place (contract W8).
 
     In eager mode on a CPU by NumPy, where one thread is enough: it has shifts that bring in zeros, and takes
     a third to two thirds of torch's time.
@@ -105,7 +105,7 @@ def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[
 
 
 def field_on_top(words: Tensor, role: int) -> Tensor:
-    """Return int32 words with the field of a role at the top, and anything below it (contract W6)."""
+    """Return int32 words with the field of a role at the top (contract W6)."""
     shift = FIELD_SHIFTS.get(role, 0)
     return words << shift if shift else words
 

@@ -115,7 +115,7 @@ def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -
 
 
 def _round_tame(x: Tensor, words: Tensor | None) -> Tensor:
-    """Round finite numbers, far from the largest, to a float32 that bfloat16 holds: no sum meets the sign."""
+    """Round tame numbers to float32 values of bfloat16: no carry reaches the sign."""
     bits = x.view(torch.int32)
     sums = bits + (((bits >> 16) & 1) + 0x7FFF if words is None else draw(XP, words, 16))
     sums &= -0x10000
@@ -176,7 +176,7 @@ def _stochastic_magnitude(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
 
 
 def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the int32 patterns that float32 `x` rounds to as a state, and the float32 numbers that they are.
+    """Return the int32 patterns that float32 `x` rounds to as a state, and their float32 numbers.
 
     It saturates, and infinity becomes NaN. Both results come from the same parts, without a decoding between.
     As `halfstep` has it, Inductor makes three loops of a step, which takes 1.4 times as long.

@@ -50,7 +50,7 @@ def _take(table: Table, index: Tensor) -> Tensor:
 
 
 def _position(y: Tensor, table: Table) -> Tensor:
-    """Return how far behind the zero of a table y stands: the i-th number at i."""
+    """Return the position of y in a table, counted from its zero."""
     if not table.has_zero:
         return y * 16 - 1
     magnitude = y.abs() if table.signed else y
@@ -67,7 +67,7 @@ def _position(y: Tensor, table: Table) -> Tensor:
 
 
 def _line(table: Table, decade: int) -> tuple[float, float]:
-    """Return by how much the place behind zero grows with the magnitude in a decade, and what it is at 0."""
+    """Return slope and offset of the position in a table over the magnitude, within a decade."""
     n = 1 if table.signed else 2
     # A decade of `count` numbers begins behind count - 1 others (signed) or count - 2.
     count = n << decade

@@ -1,1 +1,1 @@
-"""The step of parameters whose elements lie in several processes: a step of plain ones passes it by."""
+"""The step of sharded parameters. A step of plain tensors does not enter here."""

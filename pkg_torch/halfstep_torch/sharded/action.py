@@ -1,4 +1,4 @@
-"""What a step does around its batches, where not all of it is in this process, or on this device."""
+"""Actions around the batches of a step, for arrays in other processes or on another device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from halfstep_torch.engine.batches import Batch
 
 
 class Action:
-    """One of them, of a launch: it does nothing but what a class says.
+    """The base of actions; every method does nothing.
 
     Attributes:
         slots: for which there is something to do.
@@ -16,23 +16,23 @@ class Action:
     slots: Sequence[Any] = ()
 
     def stays(self) -> bool:
-        """Whether it still holds what it was made of."""
+        """Whether the action still fits its launch."""
         return True
 
     def bring(self) -> None:
-        """Bring what is read before numbers are known."""
+        """Bring what numbers depend on."""
 
     def begin(self) -> None:
-        """Prepare for what changes weights and state from here on."""
+        """Prepare for the batches: from here on weights and state change."""
 
     def before(self, batch: Batch) -> None:
         """Prepare for one batch."""
 
     def after(self, batch: Batch) -> None:
-        """Take from a batch what is done with it."""
+        """Finish one batch."""
 
     def end(self) -> None:
-        """Bring what was stepped to where it belongs."""
+        """Copy results back."""
 
     def forget(self) -> None:
-        """Let go of what was brought, whether the step was made or not."""
+        """Drop what was brought, whether the step succeeded or not."""

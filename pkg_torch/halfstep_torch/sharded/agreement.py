@@ -1,4 +1,4 @@
-"""What processes with shards agree on before a step: that all can make it, and that it is the same.
+"""Agreement of processes before a sharded step: all can make it, and it is the same step.
 
 At the first step on a mesh, processes exchange errors, and compare everything that must be the same. They do
 this again before every step in which they exchange anything. Other steps of shards need no exchange: state
@@ -55,12 +55,12 @@ class Agreement:
             agree(self._caller, self._asked, error, [{} for _ in self._asked])
 
     def any_of(self, here: bool) -> bool:
-        """Return whether it is so in any process of the meshes."""
+        """Return whether a condition holds in any process of the meshes."""
         return any_of(self._meshes, here)
 
 
 def _notes(mesh: Mesh, batches: Sequence[Batch]) -> dict[str, Any]:
-    """Return what is to be the same in all processes of a mesh, by what it is called."""
+    """Return what must be equal in all processes of a mesh, by name."""
     pairs = [(batch.group, slot) for batch in batches for slot in batch.slots]
     pairs = [(group, slot) for group, slot in pairs if mesh in meshes_of([slot.owner])]
     groups = {group.index: group for group, _ in sorted(pairs, key=lambda pair: pair[0].index)}
@@ -87,6 +87,6 @@ def _formats(slot: Slot) -> str:
 
 
 def _numbers(entries: Any) -> dict[str, str]:
-    """Return the entries that are numbers or names; an lr that is a function shows its number."""
+    """Return the entries that are numbers or names; a schedule shows its current rate."""
     kinds = (bool, int, float, str, tuple)
     return {key: str(value) for key, value in sorted(entries.items()) if isinstance(value, kinds)}

@@ -1,4 +1,4 @@
-"""Blocks that borders of shards cut: each has the scale of the whole block, though no process has all of it.
+"""Blocks that shard borders cut: processes exchange the scale of the whole block.
 
     a run of a parameter     | block | block | block | block |-
     two processes            |-----------------|--------------|
@@ -55,7 +55,7 @@ class CutBlocks(Action):
         self._shared: list[tuple[Mesh, Tensor]] = []
 
     def begin(self) -> None:
-        """Give all pieces the scales of their blocks: nothing of the parameters changes."""
+        """Set the scales of all pieces; the parameters do not change."""
         self.forget()
         by_index: dict[int, list[PartSlot]] = {}
         for slot in self.slots:
@@ -98,7 +98,7 @@ class CutBlocks(Action):
                             slot.scales[min_scale_key(key)].copy_(slot.scales_in(key, leaf.scales[key]))
 
     def end(self) -> None:
-        """Bring the scales of all blocks, once they are stepped, to every process."""
+        """Share the scales of all stepped blocks with every process."""
         self._reduce([slot for leaf in self._leaves for slot in leaf.slots])
         for leaf in self._leaves:
             for key, scales in leaf.scales.items():
@@ -106,7 +106,7 @@ class CutBlocks(Action):
                 array.copy_(scales.view(array.shape))
 
     def forget(self) -> None:
-        """Let go of the memory in which they are shared."""
+        """Drop the memory of the shared scales."""
         self._leaves, self._shared = [], []
 
     def _reduce(self, slots: Iterable[PartSlot]) -> None:
@@ -122,7 +122,7 @@ class CutBlocks(Action):
 
 
 def _choose_scales(batch: Batch) -> None:
-    """Step pieces in memory of ours, and leave of that the scales."""
+    """Step pieces in scratch memory, to keep only their scales."""
     all_rows: list[Any]
     for places, (all_rows, *_) in batch.rows:
         grads = {place: batch.slots[place].grad for place in places}
@@ -137,7 +137,7 @@ def _is_scale(slot: PartSlot, key: str) -> bool:
 
 
 def _depths(slot: PartSlot) -> dict[str, int]:
-    """Return of each array of scales how many others must be known before."""
+    """Return for each array of scales how many others it depends on."""
     moments = slot.whole_plan.moments
     scaled = {moment.name for moment in moments if moment.format.scaled}
     return {scale_key(moment.key): int(moment.unit in scaled) for moment in moments if moment.name in scaled}

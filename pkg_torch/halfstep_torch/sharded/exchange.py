@@ -1,4 +1,4 @@
-"""What processes exchange before a step of sharded parameters, and what they take from it after."""
+"""Gathering of gradients and parameters before a sharded step, and copying back after it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +13,7 @@ from halfstep_torch.sharded.slots import PartSlot, is_elsewhere, slots_in
 
 
 class Gathering(Action):
-    """Gradients come to where their weights are, and gathered parameters into every process, for a step."""
+    """Moves gradients to their weights, and gathers whole parameters in every process, for one step."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         slots = slots_in(batches)
@@ -29,13 +29,13 @@ class Gathering(Action):
         _gather([slot for slot in self.slots if slot.gathered], placed)
 
     def end(self) -> None:
-        """Write gathered weights, once they are stepped, to what this process has of the parameters."""
+        """Copy the local part of stepped, gathered weights back to the parameters."""
         for slot in self.slots:
             if slot.gathered:
                 local_part(slot.owner).detach().copy_(slot.param[window_of(slot.owner).box])
 
     def forget(self) -> None:
-        """Let go of what came."""
+        """Drop what was gathered."""
         for slot in self.slots:
             slot.placed_grad = None
             if slot.gathered:
@@ -70,7 +70,7 @@ def _gather(slots: Sequence[PartSlot], placed: Mapping[Tensor, Tensor]) -> None:
 
 
 def _placed_grads(params: Sequence[Array]) -> list[Array]:
-    """Return the gradients of DTensors, placed as they are.
+    """Return the gradients of DTensors, in the placements of their weights.
 
     Under sequence parallelism every process has a summand of the gradient of what it replicates, as of the
     weight of a norm. Such summands of many gradients are added up together.

@@ -33,7 +33,7 @@ def how_stepped(plan: Plan, param: DTensor) -> Layout | Literal["here", "gathere
 
 
 def _has_rows(plan: Plan, window: Window) -> bool:
-    """Whether a row of whole blocks always lies in one piece in the parameter."""
+    """Whether a row of whole blocks is contiguous in the parameter."""
     if window.is_empty or window.is_full:
         return True
     units = (
@@ -45,7 +45,7 @@ def _has_rows(plan: Plan, window: Window) -> bool:
 
 
 def _cut_layout(plan: Plan, param: DTensor) -> Layout | None:
-    """Return the layout of blocks whose scales processes exchange; None if that is not enough.
+    """Return the layout of cut blocks whose scales processes exchange; None if they cannot be stepped so.
 
     An exchange of scales is enough under three conditions. Codes can be placed as the weights are. Every
     process has one stretch of each run. The coarsest blocks hold whole blocks of the other formats.
@@ -81,7 +81,7 @@ def _cut_layout(plan: Plan, param: DTensor) -> Layout | None:
 
 
 def state_placements(plan: Plan, param: Tensor) -> dict[str, Placements]:
-    """Return how the state arrays of a sharded parameter are placed; nothing for one that is not."""
+    """Return the placements of a sharded parameter's state arrays; {} for a plain tensor."""
     if not is_sharded(param):
         return {}
     way, whole = how_stepped(plan, param), replicated(param)

@@ -1,4 +1,4 @@
-"""Running batches with rules that see more of a parameter than is here: all wait for one exchange."""
+"""Running batches with rules that read more than the local part: they share one exchange."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from halfstep_torch.sharded.slots import PartSlot
 
 @dataclasses.dataclass(eq=False)
 class Piece:
-    """What a slot has of an update that a rule reads whole.
+    """A slot's part of an update that a rule reads whole.
 
     Attributes:
         slot: whose it is.
@@ -31,19 +31,19 @@ class Piece:
 
 
 def exchange_all(asked: Sequence[Share | Piece]) -> None:
-    """Exchange what all processes have come to wait for."""
+    """Exchange what the batches of all processes wait for."""
     exchange([x for x in asked if isinstance(x, Share)])
     _map_whole(x for x in asked if isinstance(x, Piece))
 
 
 def step_apart(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
-    """Run the k-th stage on parameters of which other processes have parts; return the updates they leave."""
+    """Run the k-th stage on sharded parameters; return the outgoing updates."""
     needs_update_alone = batch.plan.padded_stages[k].needs_update_alone
     return (_step_whole if needs_update_alone else _step_by_norms)(batch, k, arriving)
 
 
 def _step_by_norms(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
-    """Run a stage on parameters of whose norms other processes have parts."""
+    """Run a stage that reads norms of sharded parameters."""
     leaving: dict[int, Tensor] = {}
     shared: dict[int, tuple[SharedNorms, Tensor]] = {}
     for place, u in arriving.items():
@@ -61,7 +61,7 @@ def _step_by_norms(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leav
 
 
 def _step_whole(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
-    """Run a stage that reads whole updates: each in one process, for all that have a part of it."""
+    """Run a stage that reads whole updates: one process computes each, for all that hold a part."""
     stage, pieces = batch.plan.padded_stages[k], {}
     for place, u in arriving.items():
         slot = batch.slots[place]

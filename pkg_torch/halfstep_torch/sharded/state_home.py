@@ -1,4 +1,4 @@
-"""Where an optimizer keeps state, and what a launch does around its batches for that."""
+"""Where an optimizer keeps its state, and the actions of a launch for it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,16 +16,16 @@ from halfstep_torch.sharded.slots import slots_of
 
 
 class BesideWeights:
-    """State is where its weights are, and sharded as they are."""
+    """State beside its weights, on their device and sharded as they are."""
 
     def slots_of(self, group: ReadGroup, name: str, param: Tensor) -> Sequence[Slot]:
         """Return the slots of a parameter of a group."""
         return slots_of(group, name, param)
 
     def arrange(self, batches: Sequence[Batch]) -> tuple[list[Batch], list[Action]]:
-        """Return batches in the order of their steps, and what is done around these."""
+        """Return batches in the order of their steps, and the actions around them."""
         return [*batches], [Gathering(batches), CutBlocks(batches)]
 
     def placed(self, param: Tensor, plan: Plan, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of a parameter, made beside it, with its arrays where they are kept."""
+        """Move a new state of a parameter to where state is kept, and return it."""
         return state

@@ -1,4 +1,4 @@
-"""State that lies on the host: it comes to the device of its weights piece by piece while a step runs.
+"""State on the host, which is streamed to the device of its weights in pieces during a step.
 
     host      state of piece 0 | piece 1 | piece 2 | ...
     arena A   in 0, step 0, out 0          in 2, step 2, out 2
@@ -36,7 +36,7 @@ _HOST = torch.device("cpu")
 
 
 def state_home(caller: str, state_device: Any) -> BesideWeights:
-    """Return where an optimizer keeps its state; refuse other places than the host."""
+    """Return where an optimizer keeps its state; only the host may be asked for."""
     if state_device is not None and str(state_device) != "cpu":
         raise ValueError(
             f"{caller}: state_device={state_device!r} is no place for state. "
@@ -46,12 +46,12 @@ def state_home(caller: str, state_device: Any) -> BesideWeights:
 
 
 def is_away(device: torch.device) -> bool:
-    """Whether weights on a device have their state elsewhere, where that is kept on the host."""
+    """Whether weights on a device have their state on the host."""
     return device.type not in ("cpu", "meta")
 
 
 def is_streamed(plan: Plan, param: Tensor) -> bool:
-    """Whether the state of a parameter is on the host, where that is asked for.
+    """Whether the state of a parameter is streamed.
 
     It stays beside shards whose steps exchange words: what they wait for stands between two reads of state.
     """
@@ -70,7 +70,7 @@ class Arena:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def place(self, pieces: Sequence[Sequence[Slot]]) -> None:
-        """Let the state of each piece be in the same memory, while it is stepped."""
+        """Place the state of a piece in the arena while it is stepped."""
         sizes = (sum(_bytes(x) for slot in piece for x in slot.kept.values()) for piece in pieces)
         size = max(sizes, default=0)
         if size > self.memory.numel():
@@ -84,19 +84,19 @@ class Arena:
                     slot.state[key], start = part.view(x.dtype).view(x.shape), start + _bytes(x)
 
     def fetch(self, piece: Iterable[Slot]) -> None:
-        """Bring the state of a piece here. `wait` before it is read."""
+        """Copy the state of a piece to the device, asynchronously: `wait` before reading it."""
         with self._aside():
             for slot in piece:
                 for key, x in slot.kept.items():
                     slot.state[key].copy_(x, non_blocking=True)
 
     def wait(self) -> None:
-        """Let what is launched from now on come after what was copied."""
+        """Make later kernels wait for the copies."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def put(self, piece: Iterable[Slot]) -> None:
-        """Bring the state of a piece back, once what was launched is done."""
+        """Copy the state of a piece back to the host after the launched kernels."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with self._aside():
@@ -105,7 +105,7 @@ class Arena:
                     x.copy_(slot.state[key], non_blocking=True)
 
     def fence(self) -> None:
-        """Return once the host has all that was put."""
+        """Wait until all copies to the host are done."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -118,12 +118,12 @@ def _bytes(x: Tensor) -> int:
 
 
 class Streaming(Action):
-    """The state of a launch on its way to the device and back, while another piece is stepped."""
+    """Copies the state of a launch to the device and back while another piece is stepped."""
 
     arena: type[Arena] = Arena
 
     def __init__(self, arenas: dict[torch.device, tuple[Arena, Arena]], pieces: Sequence[Batch]) -> None:
-        """Give each of the pieces its turn in one of two arenas of its device."""
+        """Assign the pieces to the two arenas of their device, in turn."""
         self._pieces, self._turns = pieces, {id(piece): i for i, piece in enumerate(pieces)}
         self._arenas = [self._arena_of(arenas, piece, i) for i, piece in enumerate(pieces)]
         for arena in dict.fromkeys(self._arenas):
@@ -145,7 +145,7 @@ class Streaming(Action):
         return all(arena.memory is x for arena, x in zip(self._arenas, self._memory, strict=True))
 
     def begin(self) -> None:
-        """Let the first two pieces be on their way."""
+        """Start copying the first two pieces."""
         for i in range(min(2, len(self._pieces))):
             self._fetch(i)
 
@@ -153,19 +153,19 @@ class Streaming(Action):
         self._arenas[i].fetch(self._pieces[i].slots)
 
     def before(self, batch: Batch) -> None:
-        """Let what is launched for a piece come after its state."""
+        """Make the kernels of a piece wait for its state."""
         if (i := self._turns.get(id(batch))) is not None:
             self._arenas[i].wait()
 
     def after(self, batch: Batch) -> None:
-        """Let the state of a piece be on its way back, and that of the next one in its place."""
+        """Start copying the state of a piece back, and the next piece into its arena."""
         if (i := self._turns.get(id(batch))) is not None:
             self._arenas[i].put(batch.slots)
             if i + 2 < len(self._pieces):
                 self._fetch(i + 2)
 
     def end(self) -> None:
-        """Return once the host has everything."""
+        """Wait until the host has all state."""
         for arena in dict.fromkeys(self._arenas):
             arena.fence()
 
@@ -185,7 +185,7 @@ def _has_rows(plan: Plan, param: Tensor) -> bool:
 
 
 class OnHost(BesideWeights):
-    """State is on the host, but for that of shards whose steps exchange words."""
+    """State on the host, except for shards whose steps communicate."""
 
     def __init__(self) -> None:
         # Memory of each device through which state passes.
@@ -220,20 +220,20 @@ class OnHost(BesideWeights):
         return slots
 
     def arrange(self, batches: Sequence[Batch]) -> tuple[list[Batch], list[Action]]:
-        """Return batches, those whose state comes last, and what is done around these."""
+        """Return batches, streamed ones last, and the actions around them."""
         others, pieces = _in_pieces(batches)
         _, actions = super().arrange(others)
         return [*others, *pieces], [*actions, Streaming(self._arenas, pieces)]
 
     def placed(self, param: Tensor, plan: Plan, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of a parameter, made beside it, with its arrays where they are kept."""
+        """Move a new state of a parameter to where state is kept, and return it."""
         if not is_streamed(plan, param):
             return state
         return {key: x if key == "step" else kept_at(x, _HOST, param.device) for key, x in state.items()}
 
 
 def _in_pieces(batches: Iterable[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Return what is stepped as it is, and then pieces: batches whose state is brought from the host."""
+    """Return the batches that are stepped as they are, then pieces whose state is streamed."""
     others, pieces = [], []
     for batch in batches:
         beside, streamed, groups, room = [], [], [], -1

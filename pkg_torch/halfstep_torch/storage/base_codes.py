@@ -1,4 +1,4 @@
-"""What a `Format` asks of its codes, of whatever kind.
+"""What a `Format` needs of its codes.
 
 Contract: F3 to F5. Elementwise; which elements share a scale is not known here (`blocks.py` and `formats.py`
 know it).
@@ -29,16 +29,16 @@ class Codes:
         return self.shared.scale(XP, block_max)
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
-        """Round float32 to the numbers that codes are: float32 or int32, for a cast to their dtype."""
+        """Round float32 to codes as float32 or int32 numbers, which are then cast to their dtype."""
         return self.shared.encode(XP, x, scale, words, nonzero)
 
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
-        """Return what `encode` gives, and what it decodes to, in a format without a scale."""
+        """Return the codes of `encode`, and their values, in a format without a scale."""
         wide = self.encode(x, None, words, nonzero)
         return wide, self.decode(self.to_wide(wide), None)
 
     def with_inverse_root(self, x: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `encode` gives, and about 1/sqrt(x); where the format has inverse roots."""
+        """Return the codes of `encode`, and about 1/sqrt(x), in a format with inverse roots."""
         return self.shared.with_inverse_root(XP, x, words)
 
     def to_wide(self, codes: Tensor) -> Tensor:
@@ -46,5 +46,5 @@ class Codes:
         return codes.to(torch.int32)
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return the float32 values: exact; `words` are those with which dithered codes were made."""
+        """Return the exact float32 values; dithered codes need the `words` of their encoding."""
         return self.shared.decode(XP, wide, scale, words)

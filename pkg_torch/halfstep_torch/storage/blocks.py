@@ -15,7 +15,7 @@ from halfstep.storage.blocks import BlockSize, block_layout
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The cut of arrays of one shape, in the least that tells it from another.
+    """How arrays of one shape are cut into blocks.
 
     Attributes:
         size: elements of a block.
@@ -29,20 +29,20 @@ class Blocks:
 
     @property
     def unit(self) -> int:
-        """Elements of the shortest stretch that can be cut by itself."""
+        """The number of elements in the shortest run that can be cut by itself."""
         return self.run or self.size
 
     @property
     def padded(self) -> int:
-        """Elements of a unit once its first and its last block are made whole."""
+        """The number of elements in a unit whose first and last block are padded."""
         return -(-(self.lead + self.unit) // self.size) * self.size
 
     def count(self, elements: int) -> int:
-        """Return the number of blocks of a stretch of whole units."""
+        """Return the number of blocks in a run of whole units."""
         return elements // self.unit * (self.padded // self.size)
 
     def holds(self, other: "Blocks") -> bool:
-        """Whether each of these blocks is whole blocks of another cut, apart from short blocks in both.
+        """Whether each block consists of whole blocks of another cut, apart from short blocks.
 
         Example:
             >>> Blocks(128, 200).holds(Blocks(32, 200)), Blocks(128).holds(Blocks(48))
@@ -52,11 +52,11 @@ class Blocks:
 
     @property
     def packed(self) -> int:
-        """Bytes of a unit in codes of 4 bits."""
+        """The number of bytes in a unit of 4-bit codes."""
         return -(-self.unit // 2)
 
     def pack(self, codes: Tensor) -> Tensor:
-        """Return 4-bit codes two to a byte, the earlier one in the low half; a unit ends with its byte.
+        """Return 4-bit codes, two to a byte, the earlier one in the low half; each unit starts a new byte.
 
         `codes` are whole units, in row-major order. The result has as many rows as `codes` if each holds
         whole bytes, or else one.
@@ -70,7 +70,7 @@ class Blocks:
         return packed.reshape(_rows(codes, self.unit, self.packed))
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """Return the codes, in one row or in as many as their bytes."""
+        """Return the unpacked codes, in one row or in the rows of their bytes."""
         if self._in_words(packed, 4):
             return _unpack_words(packed)
         units = packed.reshape(-1, self.packed)
@@ -80,7 +80,7 @@ class Blocks:
         return codes.reshape(_rows(packed, self.packed, self.unit))
 
     def _in_words(self, x: Tensor, per_word: int) -> bool:
-        """Return whether codes are packed eight at a time: in a kernel that sees blocks as an axis."""
+        """Return whether codes are packed eight at a time, as in a kernel that sees blocks as an axis."""
         whole = x.dim() > 2 and self.unit % 8 == 0 and x.shape[-1] % per_word == 0
         return whole and torch.compiler.is_compiling() and sys.byteorder == "little"
 
@@ -89,7 +89,7 @@ class Blocks:
         return (*shape[:-1], shape[-1] // self.packed * self.unit)
 
     def cut(self, x: Tensor) -> Tensor:
-        """Return x in the shape (blocks, size), short blocks filled up with zeros.
+        """Return x in the shape (blocks, size), short blocks padded with zeros.
 
         If the last axis of x is a block, or the last two axes are, x stays as it is.
         """
@@ -105,20 +105,20 @@ class Blocks:
         return (-2, -1) if x.dim() > 2 and x.shape[-2] * x.shape[-1] == self.size else ()
 
     def firsts(self, cut: Tensor) -> Tensor:
-        """Return the first element of each block of an array that is cut, along as many axes."""
+        """Return the first element of each block of a cut array, with the same number of axes."""
         for axis in self.axes(cut):
             cut = cut.narrow(axis, 0, 1)
         return cut
 
     def join(self, blocks: Tensor, shape: torch.Size) -> Tensor:
-        """Return what `cut` was given, in its shape."""
+        """Undo `cut`."""
         if self.run is None:
             return blocks.reshape(shape)
         return blocks.reshape(-1, self.padded)[:, self.lead : self.lead + self.run].reshape(shape)
 
 
 def _pack_words(codes: Tensor) -> Tensor:
-    """Return codes two to a byte: the low halves of the eight bytes of a word come next to each other."""
+    """Return 4-bit codes, two to a byte, eight at a time in 64-bit words."""
     words = codes.view(torch.int64)
     for shift, kept in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
         words = (words | (words >> shift)) & kept
@@ -134,7 +134,7 @@ def _unpack_words(packed: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
-    """Return the shape of an array once units have another length; one row where half bytes end its rows."""
+    """Return the shape of an array whose units get another length; one row if half bytes end its rows."""
     *leading, last = x.shape
     return (*leading, last * becomes // unit) if last * becomes % unit == 0 else (-1,)
 
@@ -142,7 +142,7 @@ def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
 def blocks_of(
     shape: tuple[int, ...], block_size: BlockSize, part: tuple[int, ...] | None = None, start: int = 0
 ) -> Blocks:
-    """Return the cut of arrays of a shape, or of a part of one, such as a shard.
+    """Return the cut of arrays of a shape, or of a part such as a shard.
 
     A part may begin or end in the middle of a block: `start` is where, in every run. If a run is one block,
     what the part has of it is a block. Equal cuts are equal, whatever the shape.

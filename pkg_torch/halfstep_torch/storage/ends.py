@@ -1,4 +1,4 @@
-"""How many second moments stand at the ends of what their codes hold. Contract: F16, F17."""
+"""The number of elements of second moments at the ends of their codes. Contract: F16, F17."""
 
 from collections.abc import Mapping
 

@@ -18,7 +18,7 @@ from halfstep_torch.storage.base_codes import Codes
 
 
 class _Floats(Codes):
-    """Floats that a cast makes, and reads."""
+    """Floats that a cast encodes and decodes."""
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Undo the cast."""
@@ -30,14 +30,14 @@ class _Floats(Codes):
 
 
 class PlainCodes(_Floats):
-    """Floats as they are, with no scale."""
+    """Floats without a scale."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return x, rounded."""
         return round_value(x, self.dtype, words, saturate=True)
 
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
-        """Return x, rounded, twice: in eager mode nothing is decoded from a cast."""
+        """Return the rounded x as codes and as values: eager mode does not decode a cast."""
         if torch.compiler.is_compiling():
             return super().round_trip(x, words, nonzero)
         number = round_number(x, self.dtype, words, saturate=True)
@@ -59,7 +59,7 @@ class SignedCodes(_Floats):
 
 
 class PatternCodes(_Floats):
-    """Floats with a scale for which torch has no dtype: their patterns, of which infinity's is read too."""
+    """Floats with a scale for which torch has no dtype, stored as patterns."""
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return the numbers of the patterns."""
@@ -67,7 +67,7 @@ class PatternCodes(_Floats):
 
 
 class FixedCodes(PatternCodes):
-    """Floats of 8 bits as patterns, without a scale: rounding knows their numbers without decoding them."""
+    """8-bit floats as patterns, without a scale: rounding also returns their numbers."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return the patterns of x, rounded."""

@@ -21,7 +21,7 @@ from halfstep_torch.storage.codes import CODES
 
 
 class Encoded(NamedTuple):
-    """A stored array, or a stretch of one.
+    """A stored array, or a run of one.
 
     Attributes:
         codes: in its shape; if packed, in one row or in rows of units.
@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Format(shared.Format):
-    """A way to store an array of float32, of torch: it encodes and decodes.
+    """A way to store a float32 tensor: it encodes and decodes.
 
     Attributes:
         blocks: the cut of the arrays at hand, once `for_shape` has said of what shape they are.
@@ -47,7 +47,7 @@ class Format(shared.Format):
         _ = self.codes, self.arithmetic, self.torch_dtype
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
-        """Return the format that an array of this shape gets: float32 where it is too small for a scale.
+        """Return the format of an array of this shape: float32 if it is too small for a scale.
 
         Formats that encode and decode alike are equal, so that shapes share compiled kernels.
         """
@@ -73,7 +73,7 @@ class Format(shared.Format):
     def round_trip(
         self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never", min_scale: Tensor | None = None
     ) -> tuple[Encoded, Tensor]:
-        """Return what `encode` gives, and what `decode` makes of that, without the cast there and back.
+        """Return the codes of `encode` and their values, without the cast there and back.
 
         `min_scale` has the least byte of each block's scale: of a block whose other elements are elsewhere,
         the byte of these. That of the whole block is the largest of the bytes of its pieces, 255 included.
@@ -113,21 +113,21 @@ class Format(shared.Format):
         return self.blocks.join(values, codes.shape)
 
     def _words(self, words: Tensor | None) -> Tensor | None:
-        """Return words as blocks are cut; of dithered codes, one of each block."""
+        """Return words in the cut of blocks; one for each block of dithered codes."""
         if words is None or self.blocks is None:
             return words
         cut = self.blocks.cut(words)
         return self.blocks.firsts(cut) if self.codes.dithered else cut
 
     def decoded_shape(self, codes: Tensor) -> tuple[int, ...]:
-        """Return the shape of what codes decode to: two to a byte make twice as many, less ends of runs."""
+        """Return the shape of decoded codes: of 4-bit codes twice as many elements as bytes, less padding."""
         if self.blocks is None or not self.codes.packed:
             return tuple(codes.shape)
         return self.blocks.unpacked_shape(tuple(codes.shape))
 
 
 def with_blocks(x: Any, change: Callable[[Format], Blocks | None]) -> Any:  # of the class of x
-    """Return a dataclass, or a tuple of such, with the blocks of every format in it changed."""
+    """Return a dataclass, or a tuple of them, with other blocks in every format."""
     if isinstance(x, Format):
         return dataclasses.replace(x, blocks=change(x)) if x.blocks else x
     if isinstance(x, tuple):

@@ -33,7 +33,7 @@ def out_of_unit(fmt: Format, z: Tensor, unit: "Unit") -> Tensor:
 
 
 class Unit(Protocol):
-    """A second moment as it was stored, in either form."""
+    """A stored second moment, as values or as codes."""
 
     @property
     def values(self) -> Tensor:

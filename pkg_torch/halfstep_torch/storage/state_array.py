@@ -1,4 +1,4 @@
-"""One array of a parameter's state, and the random words that whoever writes it reads."""
+"""A state array of a parameter, and the random words that round it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 
 class WordSource(NamedTuple):
-    """Random words that a rule reads: one per element of the array that they round.
+    """Random words of a rule: one for each element of the array that they round.
 
     Attributes:
         role: of the words.
@@ -51,24 +51,24 @@ class StateArray:
     shape_of: Callable[[Shape], Shape] | None = None
 
     def values_shape(self, shape: Shape) -> Shape:
-        """Return the shape of what is stored, given that of the parameter."""
+        """Return the shape of the stored values, given the parameter's."""
         return tuple(self.shape_of(tuple(shape)) if self.shape_of else shape)
 
     def shape(self, shape: Shape) -> Shape:
-        """Return its shape, given that of the parameter."""
+        """Return the shape of the array, given the parameter's."""
         shape = self.values_shape(shape)
         if self.packed_of:
             return self.packed_of.code_shape(shape)
         return self.scale_of.scale_shape(shape) if self.scale_of else shape
 
     def size(self, elements: int) -> int:
-        """Return how many of its entries belong to a stretch of whole blocks."""
+        """Return the number of its entries in a run of whole blocks."""
         if self.packed_of and self.packed_of.blocks:
             return elements // self.packed_of.blocks.unit * self.packed_of.blocks.packed
         return self.scale_of.blocks.count(elements) if self.scale_of and self.scale_of.blocks else elements
 
     def new(self, param: Tensor) -> Tensor:
-        """Return the array of a parameter that was never stepped; row-major, whatever the layout of that."""
+        """Return the array before the first step, row-major whatever the parameter's layout."""
         if self.copied_as is not None:
             encoded = self.copied_as.for_shape(tuple(param.shape)).encode(param.detach().contiguous(), None)
             start = encoded.codes if self.scale_of is None else encoded.scale
@@ -80,5 +80,5 @@ class StateArray:
 
     @property
     def start(self) -> int:
-        """What every entry is at first, unless they start as the weights: 0, or the scale of zeros."""
+        """The first value of every entry: 0, or the scale of zeros. Copies start as the weights."""
         return self.scale_of.codes.scale_range[0] if self.scale_of else 0

@@ -1,4 +1,4 @@
-"""What a moment's dtype may be, for torch: the formats of `halfstep`, which encode and decode its tensors."""
+"""The formats of moments in torch: those of `halfstep`, on tensors."""
 
 import torch
 
@@ -15,7 +15,7 @@ codebook = formats.returning(Format, shared.codebook)
 
 
 def as_format(caller: str, argument: str, dtype: DType) -> Format | None:
-    """Return the format that an argument asks for, or None: see `halfstep`."""
+    """Return the format of an argument, or None: see `halfstep`."""
     if dtype is None:
         return None
     if isinstance(dtype, dict):

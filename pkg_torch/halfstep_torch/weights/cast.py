@@ -1,4 +1,4 @@
-"""A model in 16 bits, with norms and embeddings as they are asked for."""
+"""A model in 16 bits; norms and embeddings have their own choice."""
 
 import torch
 from torch import Tensor

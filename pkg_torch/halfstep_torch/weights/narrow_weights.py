@@ -1,4 +1,4 @@
-"""How a weight is stored: rounded stochastically, or with what rounding has lost beside it (Kahan's sum).
+"""Narrow weight storages: stochastic rounding, and Kahan compensation.
 
 Contract: section P. Vectors: params, weights. Ways that keep more of a weight than the model sees for the
 rules themselves are in `wide_weights.py`.
@@ -36,7 +36,7 @@ class Compensate(WeightRule):
     """The transform that `compensate` returns."""
 
     def extra(self, dtype: str) -> Mapping[str, StateArray]:
-        """What rounding has lost."""
+        """The rounding error of the weight."""
         return {"compensation": StateArray(torch.bfloat16)}
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a way to store weights is: the last rule of a chain, which may know the weights better than the model.
+"""The base of weight storages: the last rule of a chain, which may keep further bits of the weights.
 
 Contract: section P.
 """
@@ -28,11 +28,11 @@ class WeightRule(Link):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """What is kept beside weights of 16 bits."""
+        """The state arrays beside 16-bit weights."""
         return tuple(self.extra("bfloat16"))
 
     def extra(self, dtype: str) -> Mapping[str, StateArray]:
-        """Return what is kept beside weights of that dtype."""
+        """Return the state arrays beside weights of a dtype."""
         return {}
 
     def rounds(self, dtype: str) -> bool:
@@ -40,7 +40,7 @@ class WeightRule(Link):
         return False
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
-        """Return the weights as precisely as they are known, in float32."""
+        """Return the weights with their further bits, in float32."""
         return p
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
@@ -54,7 +54,7 @@ class WeightRule(Link):
         return self.store(self.join(p, extra, dtype) + u, dtype, words)
 
     def bind(self, caller: str, h: Values, info: ParamInfo) -> "BoundWeights | None":
-        """Return what is done to weights of 16 bits."""
+        """Return the rule bound to 16-bit weights; None for float32."""
         if info.dtype == torch.float32:
             return None
         unknown = {name: None for name in ("seed", "wrapped_links") if has_field(self, name)}
@@ -62,11 +62,11 @@ class WeightRule(Link):
 
 
 class NearestWeights(WeightRule):
-    """How weights are stored where no rule says it: nearest, and nothing kept beside them."""
+    """Weights rounded to nearest, with nothing kept beside them: the storage of a chain without one."""
 
 
 class RoundedWeights(WeightRule):
-    """How weights are stored that the rule before has rounded itself: nothing is kept beside them.
+    """Weights that the rule before has rounded, with nothing kept beside them.
 
     Attributes:
         by: the name of that rule.
@@ -76,13 +76,13 @@ class RoundedWeights(WeightRule):
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the rule that rounds."""
+        """The name of the rule that rounds."""
         return self.by
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundWeights(BoundRule):
-    """How weights of one dtype are stored.
+    """The storage of weights of one dtype.
 
     Attributes:
         rule: the way to store them.
@@ -94,12 +94,12 @@ class BoundWeights(BoundRule):
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, StateArray]:
-        """What is kept beside the weights."""
+        """The state arrays beside the weights."""
         return self.rule.extra(self.dtype)
 
     @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
-        """The weights' words, where they are rounded stochastically."""
+        """The random words of the weights if they are rounded stochastically."""
         return (WordSource(Role.PARAM),) if self.rule.rounds(self.dtype) else ()
 
     def update(
@@ -110,15 +110,15 @@ class BoundWeights(BoundRule):
         return update_between(p, q), extra
 
     def apply(self, u: Tensor, p: Tensor, state: Arrays, words: Sequence[Words]) -> tuple[Tensor, Arrays]:
-        """Return the weights that p becomes, in float32, and the rule's new state arrays."""
+        """Return the new weights, in float32, and the rule's new state arrays."""
         return self.rule.apply(u, p, state, self.dtype, words[0](p.shape) if words else None)
 
     def join(self, p: Tensor, state: Arrays) -> Tensor:
-        """Return the float32 weights of the model's, in float32, and the state arrays of all rules."""
+        """Return the weights with their further bits, given the model's and the state arrays."""
         return self.rule.join(p, state, self.dtype)
 
     def store(self, w: Tensor) -> tuple[Tensor, Arrays]:
-        """Return the model's weights, in float32, and the state arrays that know `w` best."""
+        """Split float32 `w` into the model's weights, still in float32, and the state arrays."""
         return self.rule.store(w, self.dtype, None)
 
 

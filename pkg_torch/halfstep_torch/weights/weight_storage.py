@@ -1,4 +1,4 @@
-"""How an alias stores its weights: the argument `param_storage`, as links of a chain."""
+"""The argument `param_storage` of aliases, as links of a chain."""
 
 from collections.abc import Callable
 
