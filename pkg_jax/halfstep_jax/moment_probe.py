@@ -2,11 +2,13 @@
 
 import collections
 import math
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from halfstep.description import ArrayDescription
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_jax.description import describe
 from halfstep_jax.leaves import HELD_BY_FLOAT32, named_leaves
@@ -47,7 +49,7 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
             tallies[name].add(x.dtype.name, x.size, jax.tree_util.keystr(path[:-1]), shrinks)
     for row in (row for of_name in coded.values() for row in of_name):
         tallies[row.name].add(row.format, math.prod(row.shape), "codes", True)
-    for name, why, count in _kept_otherwise(tx, params, names, paths):
+    for name, why, count in _kept_otherwise(tx, params, rows, names, paths):
         tallies[name].otherwise[why] += count
     by_path, texts = dict(named_leaves(state)), {(row.leaf, row.name): row.format for row in rows}
     for leaf, second, x, other in moment_pairs(by_path, PAIRS):
@@ -57,10 +59,11 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
     return {name: tally.diagnosis for name, tally in tallies.items()}
 
 
-def _kept_otherwise(tx: optax.GradientTransformation, params, names, paths) -> list[tuple[str, str, int]]:
+def _kept_otherwise(
+    tx: optax.GradientTransformation, params, rows: Iterable[ArrayDescription], names, paths
+) -> list[tuple[str, str, int]]:
     """Return name, reason and size of each array that is not kept as was asked for."""
-    rows = [row for row in describe(tx, params).arrays if not row.as_asked]
-    otherwise = [(row.name, row.why, math.prod(row.shape)) for row in rows]
+    otherwise = [(row.name, row.why, math.prod(row.shape)) for row in rows if not row.as_asked]
     fresh = {
         path: x.dtype for path, x in jax.tree_util.tree_leaves_with_path(jax.eval_shape(tx.init, params))
     }

@@ -174,15 +174,11 @@ class Optimizer(torch.optim.Optimizer):
                 steps. Also at every step after a `load_state_dict` that failed while it copied, until one
                 succeeds. Nothing is changed here.
         """
-        loss = None
-        if closure is not None:
-            if not callable(closure):
-                raise TypeError(
-                    f"{self._name}: closure={closure!r} is not a function. "
-                    "Use step(), or step(zero_grad=True)."
-                )
-            with torch.enable_grad():
-                loss = closure()
+        if closure is not None and not callable(closure):
+            raise TypeError(
+                f"{self._name}: closure={closure!r} is not a function. Use step(), or step(zero_grad=True)."
+            )
+        loss = None if closure is None else torch.enable_grad()(closure)()
         call_untraced(self._step)
         if zero_grad:
             self.zero_grad()
@@ -203,19 +199,22 @@ class Optimizer(torch.optim.Optimizer):
             ValueError: if the parameter is not this optimizer's, or a link of the chain needs all gradients.
         """
         if param not in self._alone:
+            self.check_steps_alone(self._name, "and step_parameter has one", "use step()")
             self._alone = {member: (i, name, member) for i, name, member in self._named()}
-            if readers := [link.name for links in self.bound_links() for link, _ in links if link.measures]:
-                self._alone = {}
-                raise ValueError(
-                    f"{self._name}: {readers[0]} needs all gradients before the step, and step_parameter has "
-                    "one. Leave it out of the chain, or use step()."
-                )
         if param not in self._alone:
             raise ValueError(
                 f"{self._name}: step_parameter got a tensor of shape {tuple(param.shape)}, which is none of "
                 "its parameters. Pass one of a param group's params, or use add_param_group first."
             )
         self.step_alone([self._alone[param]], param)
+
+    def check_steps_alone(self, caller: str, why: str, cure: str) -> None:
+        """Raise ValueError if a link of a chain needs all gradients before a step."""
+        if readers := [link.name for links in self.bound_links() for link, _ in links if link.measures]:
+            raise ValueError(
+                f"{caller}: {readers[0]} needs all gradients before the step, {why}. "
+                f"Leave it out of the chain, or {cure}."
+            )
 
     def _step(self) -> None:
         if not is_skipped(self):

@@ -35,3 +35,9 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
     near = [meant for meant in _MEANT.get(word.replace("_", ""), ()) if meant in known]
     near = near or difflib.get_close_matches(word, known, 1, 0.6)
     return f'Did you mean "{near[0]}"? ' if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a sentence lists them."""
+    *others, last = (f'"{name}"' for name in names)
+    return f"{', '.join(others)} or {last}"

@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
-from halfstep.did_you_mean import did_you_mean
+from halfstep.did_you_mean import did_you_mean, listed
 from halfstep.hyperparameters import Arguments
 from halfstep.rule import Moment
 from halfstep.storage.formats import Format
@@ -158,7 +158,7 @@ def _check_arguments(
         if name in options and (moment is None or (len(moments) > 2 and in_units and not moment.unit)):
             raise TypeError(
                 f"{caller}: {name}={getattr(fmt, 'text', fmt)!r} is for Adam and LAMB. Use "
-                f"{'=..., '.join(of_argument)}=..., or recipe={_names(_offered(moments, stores_weights))}."
+                f"{'=..., '.join(of_argument)}=..., or recipe={listed(_offered(moments, stores_weights))}."
             )
     if "param_storage" in options and not stores_weights:
         _refuse_storage(caller, f"param_storage={options['param_storage']!r}")
@@ -179,13 +179,13 @@ def settings(
     recipes, offered = _recipes(), _offered(moments, stores_weights)
     recipe = next((name for name, x in recipes.items() if x is recipe), recipe)
     if not isinstance(recipe, str):
-        raise TypeError(f"{caller}: recipe={recipe!r} is not a recipe. Use {_names(offered)}.")
+        raise TypeError(f"{caller}: recipe={recipe!r} is not a recipe. Use {listed(offered)}.")
     if recipe in recipes and "param_storage" in recipes[recipe] and not stores_weights:
         _refuse_storage(caller, f"recipe={recipe!r}")
     if recipe not in offered:
         why = "does not apply: it is for Adam and LAMB" if recipe in recipes else "is not a recipe"
         meant = "" if recipe in recipes else did_you_mean(recipe, offered)
-        raise ValueError(f"{caller}: recipe={recipe!r} {why}. {meant}Use {_names(offered)}.")
+        raise ValueError(f"{caller}: recipe={recipe!r} {why}. {meant}Use {listed(offered)}.")
     chosen = recipes[recipe]
     given = {name: x for name, x in chosen.items() if name == "param_storage"}
     for moment in moments:
@@ -227,8 +227,3 @@ def _refuse_storage(caller: str, given: str) -> None:
         f"{caller}: {given} says how weights are stored, which a link does not. Leave it to the chain: end "
         "it with round_stochastically() or compensate(), or wrap it in split_params(...)."
     )
-
-
-def _names(recipes: Iterable[str]) -> str:
-    *names, last = (f'"{name}"' for name in recipes)
-    return f"{', '.join(names)} or {last}"

@@ -74,6 +74,16 @@ class Moment:
     of_any_size: bool = False
     stored_first: bool = False
 
+    def shape_for(self, caller: str, weight: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the moment of a weight; refuse what is none."""
+        own = self.shape(weight) if self.shape else weight
+        if not isinstance(own, tuple) or not all(isinstance(n, int) and n >= 0 for n in own):
+            raise ValueError(
+                f"{caller}: the shape of {self.name} for weights of {weight} is {own!r}. "
+                "Return a tuple of integers."
+            )
+        return own
+
 
 def number(
     default: object = _MISSING,

@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-from halfstep.did_you_mean import did_you_mean
+from halfstep.did_you_mean import did_you_mean, listed
 
 ParamStorage = Literal["stochastic", "nearest", "compensated", "split8", "split16", "master"]
 PARAM_STORAGES: tuple[str, ...] = get_args(ParamStorage)
@@ -45,8 +45,7 @@ def check_param_storage(caller: str, param_storage: object) -> None:
         )
     if param_storage not in PARAM_STORAGES:
         names = (*PARAM_STORAGES, *_OF_SOME_RULES.get(plain, ()))
-        *others, last = (f'"{name}"' for name in names)
         raise ValueError(
             f"{caller}: param_storage={param_storage!r} is not a weight storage. "
-            f"{did_you_mean(param_storage, names)}Use {', '.join(others)} or {last}."
+            f"{did_you_mean(param_storage, names)}Use {listed(names)}."
         )

@@ -35,7 +35,7 @@ BAD_DECLARATIONS = {
     ),
     "no shape": (
         {"average": hs.moment(shape=lambda shape: None), "scope": "parameter"},
-        "mine: the shape of average is None for a parameter of shape (2, 3). Return a tuple of sizes",
+        "mine: the shape of average for weights of (2, 3) is None. Return a tuple of integers",
     ),
 }
 

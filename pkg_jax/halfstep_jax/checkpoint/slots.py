@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from halfstep.rule import Rule, declared
+from halfstep.checkpoint.header import settings_of
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.weights.weight_rule import WeightRule, is_wide
@@ -194,17 +194,8 @@ def _entry(link: Link) -> Entry:
             arrays[leaf][name] = {"format": fmt.label, "rounding": rounding}
     if isinstance(rule, WeightRule) and rule.extra_field:
         for leaf, extra in named_leaves(getattr(link.state, rule.extra_field)):
-            if leaf not in passes:
-                arrays[leaf][rule.extra_field] = {"format": {"dtype": extra.dtype.name}}
-    return Entry(_snake_case(rule.name), *_settings(rule), arrays, passes)
-
-
-def _settings(rule) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the hyperparameters and the switches of a rule."""
-    numbers = declared(type(rule)).numbers if isinstance(rule, Rule) else ()
-    values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
-    switches = {name: x for name, x in values.items() if isinstance(x, bool) and name not in numbers}
-    return {name: values[name] for name in numbers}, switches
+            arrays[leaf][rule.extra_field] = {"format": {"dtype": extra.dtype.name}}
+    return Entry(_snake_case(rule.name), *settings_of(rule, rule), arrays, passes)
 
 
 def _other(path: str) -> Slot:

@@ -56,8 +56,6 @@ class LeafKey:
         Raises:
             ValueError: if the leaf is a shard, and it is not known which.
         """
-        if self.shard is not None:
-            self.shard.check()
         words = call_per_shape(_words, (tuple(shape), offset, self.shard), self.k0, self._k1(role))
         shift = FIELD_SHIFTS.get(role, 0)
         return words << np.uint32(shift) if shift else words
@@ -75,12 +73,12 @@ class LeafKey:
         Raises:
             ValueError: if the leaf is a shard, and it is not known which.
         """
-        if self.shard is not None:
-            self.shard.check()
         elements = tuple(shape), self.shard, block_size
         return call_per_shape(_block_words, elements, self.k0, self._k1(role))
 
     def _k1(self, role: int) -> jax.Array:
+        if self.shard is not None:
+            self.shard.check()
         return self.k1[self.roles.index(word_role(role))]
 
 

@@ -6,7 +6,7 @@ Contract: section D.
 import jax.numpy as jnp
 import optax
 
-from halfstep.rules.learning_rate import ScaleByLearningRate
+from halfstep.rules.learning_rate import ScaleByLearningRate, preheated
 from halfstep_jax.numbers.hyperparameters import as_nonnegative
 from halfstep_jax.transform import transform_of
 
@@ -39,16 +39,8 @@ def preheat(
     -0.5; the arguments are those of adamw_bfloat16's schedule.
     """
     top = as_nonnegative("preheat", "learning_rate", learning_rate)
-    steps = as_nonnegative("preheat", "preheat_steps", preheat_steps)
-    fall = as_nonnegative("preheat", "-decay_power", -decay_power, "Use a power <= 0, such as -0.5.")
-    if not steps:
-        raise ValueError("preheat: preheat_steps=0 is no rise. Use 1 to start at the top.")
-
-    def schedule(count):
-        x = (jnp.asarray(count).astype(jnp.float32) + 1) / steps
-        return top * jnp.minimum(x, x**-fall)
-
-    return schedule
+    rate_at = preheated(top, preheat_steps, decay_power, as_nonnegative, jnp.minimum)
+    return lambda count: rate_at(jnp.asarray(count).astype(jnp.float32))
 
 
 scale_by_learning_rate = transform_of(ScaleByLearningRate)

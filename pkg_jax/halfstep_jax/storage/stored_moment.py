@@ -146,7 +146,7 @@ class StoredMoment:
                 cannot be read, and is not checked.
         """
         parts = self.shards(leaves.names, leaves.values)
-        shapes = [None if g is None else self._shape(g.shape) for g in leaves.values]
+        shapes = [None if g is None else self.field.shape_for(self.caller, g.shape) for g in leaves.values]
         rows = zip(leaves.names, shapes, parts, strict=True)
         kept = scales if isinstance(scales, Mapping) else {}
         formats = [
@@ -220,7 +220,7 @@ class StoredMoment:
         if self.asked_for is None:
             fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         else:
-            fmt = self.asked_for.for_shape(self._shape(shape))
+            fmt = self.asked_for.for_shape(self.field.shape_for(self.caller, shape))
             if self.default_of_narrow and codes.dtype == jnp.float32:
                 fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         if self.feeds_back(fmt):
@@ -259,7 +259,7 @@ class StoredMoment:
 
     def _zeros_for(self, name: str, p, shard: Shard | None) -> Encoded:
         if self.field.shape is not None:
-            p = jnp.zeros(self._shape(p.shape), p.dtype)
+            p = jnp.zeros(self.field.shape_for(self.caller, p.shape), p.dtype)
         fmt = self._format_here(name, p.shape, shard, p.dtype != jnp.bfloat16) or default_format(p)
         self._refuse_freezing(fmt)
         if not self.field.copies_weights:
@@ -267,18 +267,6 @@ class StoredMoment:
         check_weight_dtype(self.caller, self.field, name, p.dtype.name)
         # A copy: what is donated with the weights is not given twice.
         return fmt.encode(jnp.array(p, jnp.float32), None)
-
-    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the moment of a weight."""
-        if self.field.shape is None:
-            return shape
-        own = self.field.shape(shape)
-        if not isinstance(own, tuple) or not all(isinstance(n, int) and n >= 0 for n in own):
-            raise ValueError(
-                f"{self.caller}: the shape of {self.name} for weights of {shape} is {own!r}. "
-                "Return a tuple of integers."
-            )
-        return own
 
     def _format_here(
         self, name: str, shape: tuple[int, ...], shard: Shard | None, is_wide: bool

@@ -84,11 +84,7 @@ def split_params(
     Source: ours (contract P5); for the idea, P. Zamirai et al., "Revisiting BFloat16 training",
     arXiv:2010.06192, section 4, and the split in "FlashOptim", arXiv:2602.23349.
     """
-    if isinstance(extra_bits, bool) or extra_bits not in (8, 16):
-        raise ValueError(
-            f"split_params: extra_bits={extra_bits!r} is not 8 or 16. "
-            "Use 16 for all of float32, 8 for 24 bits in all."
-        )
+    SplitWeight.check(extra_bits)
     return weight_transform(SplitParams(extra_bits), inner, seed)
 
 

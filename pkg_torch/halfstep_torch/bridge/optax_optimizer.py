@@ -135,10 +135,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
             ValueError: if a parameter has no gradient, or the transform returns another structure, shape or
                 dtype. Weights and state are then unchanged.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         weights, grads, shared = {}, {}, []
         for name, param in self._params.items():
             if param.grad is None:

@@ -1,11 +1,9 @@
 """What a state file says of the links of an optimizer: their numbers and switches, and what they keep."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from halfstep.checkpoint.header import Recipe, link_record
-from halfstep.rule import declared
+from halfstep.checkpoint.header import Recipe, link_record, settings_of
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.link import Link
@@ -72,10 +70,7 @@ def seed_words(seed: Any) -> list[int] | None:
 
 def _link(link: Link, values: Any, seed: Any, count: int, arrays: dict[str, Any]) -> dict[str, Any]:
     """Return what is said of a link of the chain."""
-    rates = {field: getattr(values, field, None) for field in declared(type(link.rule)).numbers}
-    options = {field.name: getattr(link.rule, field.name) for field in dataclasses.fields(link.rule)}
-    switches = {name: value for name, value in options.items() if isinstance(value, bool)}
-    return link_record(link.name, count, seed_words(seed), rates, switches, arrays)
+    return link_record(link.name, count, seed_words(seed), *settings_of(link.rule, values), arrays)
 
 
 def _beside(bound: BoundRule) -> dict[str, Any]:

@@ -182,11 +182,9 @@ def _clip(name: str, param: Tensor, max_norm: float | Tensor) -> None:
 
 def _checked(optimizer: Any) -> Optimizer:
     check_optimizer(_FUNCTION, optimizer)
-    if readers := [link.name for links in optimizer.bound_links() for link, _ in links if link.measures]:
-        raise ValueError(
-            f"{_FUNCTION}: {readers[0]} needs all gradients before the step, but gradient release frees them "
-            "one by one. Leave it out of the chain, or step after backward."
-        )
+    optimizer.check_steps_alone(
+        _FUNCTION, "but gradient release frees them one by one", "step after backward"
+    )
     for name, param, _ in optimizer.plans():
         if param.grad is not None:
             raise ValueError(

@@ -254,10 +254,7 @@ class RoundedWeights(torch.optim.Optimizer):
                 f"{_FUNCTION}: a scheduler was built with the optimizer that was passed, and sets no rate of "
                 "what was returned. Build it after round_weights, with what that returned."
             )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         entries = [_entries(group) for group in self.param_groups]
         after: list[dict[str, Any]] | None = None
         members = [member for member in self._members if member.param.grad is not None]

@@ -49,13 +49,5 @@ def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0
 
     Source: A. Vaswani et al., 2017, section 5.3; the arguments are adamw_bfloat16's.
     """
-    top, steps = nonnegative("preheat", "lr", lr), nonnegative("preheat", "preheat_steps", preheat_steps)
-    fall = nonnegative("preheat", "-decay_power", -decay_power, "Use a power <= 0, such as -0.5.")
-    if not steps:
-        raise ValueError("preheat: preheat_steps=0 is no rise. Use 1 to start at the top.")
-
-    def schedule(count: int) -> float:
-        x = (count + 1) / steps
-        return top * min(x, x**-fall)
-
-    return schedule
+    top = nonnegative("preheat", "lr", lr)
+    return shared.preheated(top, preheat_steps, decay_power, nonnegative, min)

@@ -49,7 +49,7 @@ def _bound(
     check_weight_dtype(caller, moment, "", dtype_name(dtype))
     check_rounding(caller, moment, _rounding(rule, moment))
     _check(caller, rule, moment, fmt, h, _rate_name(rule, moment))
-    fmt = fmt.for_shape(_shape(rule, moment, shape))
+    fmt = fmt.for_shape(moment.shape_for(rule.name, shape))
     stochastic = is_stochastic(moment, fmt, _rounding(rule, moment), _rate(moment, h))
     source = WordSource(role_of(moment.name)) if stochastic else None
     return StoredMoment(
@@ -78,17 +78,6 @@ def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Values, rate
         check_feedback(caller, moment, _rounding(rule, moment), unit, _format(unit, h))
         rates, names = zip(*((_rate(x, h), _rate_name(rule, x)) for x in (moment, unit)), strict=True)
         check_unit(caller, moment, unit, rates, names)
-
-
-def _shape(rule: Rule, moment: Moment, shape: Shape) -> Shape:
-    """Return the shape of a moment of such a parameter."""
-    given = moment.shape(shape) if moment.shape else shape
-    if not isinstance(given, tuple) or not all(isinstance(size, int) and size >= 0 for size in given):
-        raise ValueError(
-            f"{rule.name}: the shape of {moment.name} is {given!r} for a parameter of shape {shape}. "
-            "Return a tuple of sizes from shape=..."
-        )
-    return given
 
 
 def _format(moment: Moment, h: Values) -> Format | None:

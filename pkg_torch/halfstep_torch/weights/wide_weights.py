@@ -112,11 +112,7 @@ def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Seque
 
     Source: TransformerEngine's `store_param_remainders`, for 16 bits; the rest ours. Contract P5.
     """
-    if isinstance(extra_bits, bool) or extra_bits not in (8, 16):
-        raise ValueError(
-            f"split_params: extra_bits={extra_bits!r} is not 8 or 16. "
-            "Use 16 for all of float32, 8 for 24 bits in all."
-        )
+    SplitWeight.check(extra_bits)
     links = chain(inner).links
     last = checked_rule(SplitParams(extra_bits=extra_bits, wrapped_links=len(links), seed=seed))
     return Chain((*links, last))

@@ -4,6 +4,7 @@ A recipe is a list of links, each with its count, seed, numbers, switches and wh
 Weights with the same recipe share one.
 """
 
+import dataclasses
 import json
 import logging
 import math
@@ -14,6 +15,7 @@ import numpy as np
 from halfstep.checkpoint.header_form import Header
 from halfstep.checkpoint.state_file import LAYOUT_VERSION
 from halfstep.hyperparameters import Scalar
+from halfstep.rule import Rule, declared
 from halfstep.version import __version__
 
 SPEC_VERSION = 3
@@ -59,6 +61,14 @@ def link_record(
         "arrays": dict(arrays),
         "idle": idle,
     }
+
+
+def settings_of(rule: object, values: object) -> tuple[dict[str, object], dict[str, bool]]:
+    """Return the hyperparameters of a rule, which `values` has, and its switches."""
+    numbers = declared(type(rule)).numbers if isinstance(rule, Rule) else ()
+    fields = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # pyright: ignore[reportArgumentType]
+    switches = {name: x for name, x in fields.items() if isinstance(x, bool) and name not in numbers}
+    return {name: getattr(values, name, None) for name in numbers}, switches
 
 
 def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[str, object]) -> Header:

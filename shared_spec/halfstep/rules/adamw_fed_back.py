@@ -4,7 +4,7 @@ import dataclasses
 
 from halfstep.hyperparameters import Arguments, Scalar
 from halfstep.rule import Rule, decay_rate, moment, number
-from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, emitted, largest_rate
+from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, check_whole, emitted, largest_rate
 from halfstep.seeds import Seed
 from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
@@ -98,12 +98,7 @@ def fed_back(caller: str, arguments: Arguments, kind: type[AdamWFedBack] = AdamW
     Raises:
         ValueError: for a mask of the decay or a cautious decay, which the rule has not; as `check_fed_back`.
     """
-    for name in ("mask", "cautious"):
-        if arguments.get(name):
-            raise ValueError(
-                f'{caller}: param_storage="feedback" takes the whole step of AdamW by one rule, without '
-                f"{name}. Leave it out, or partition the params."
-            )
+    check_whole(caller, "feedback", ("mask", "cautious"), arguments)
     check_fed_back(caller, arguments, "mu_rounding")
     fields = {field.name for field in dataclasses.fields(AdamWFedBack)} & arguments.keys()
     if kind is AdamFedBack:  # decay is L2, and stands in front

@@ -4,13 +4,11 @@ import dataclasses
 
 from halfstep.hyperparameters import Arguments, Scalar
 from halfstep.rule import Rule, decay_rate, moment, number
-from halfstep.rules.fed_back import check_kept
+from halfstep.rules.fed_back import TINY, check_kept, check_whole
 from halfstep.rules.trust_ratio import without_feedback
 from halfstep.seeds import Seed
 from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import INT8, Rounding
-
-_TINY = 2.0**-100  # in place of a decay rate of 0, which carries nothing on
 
 
 class AdamWInCodes(Rule):
@@ -72,7 +70,7 @@ class AdamWInCodes(Rule):
             "r2": r2,
             "ahead": rest * h.learning_rate,
             "decayed": h.learning_rate * h.weight_decay,
-            "back": (rest / op.maximum(h.b1, _TINY)) / r1,
+            "back": (rest / op.maximum(h.b1, TINY)) / r1,
         }
 
     def update(self, g, p, n, m, op):
@@ -92,12 +90,7 @@ def in_codes(caller: str, arguments: Arguments) -> AdamWInCodes:
     Raises:
         ValueError: for a mask of the decay, a cautious decay, or Nesterov's momentum, which the rule has not.
     """
-    for name in ("mask", "nesterov", "cautious"):
-        if arguments.get(name):
-            raise ValueError(
-                f'{caller}: param_storage="int8" takes the whole step of AdamW by one rule, without {name}. '
-                "Leave it out, or partition the params."
-            )
+    check_whole(caller, "int8", ("mask", "nesterov", "cautious"), arguments)
     fields = {field.name for field in dataclasses.fields(AdamWInCodes)} & arguments.keys()
     chosen = {name: arguments[name] for name in fields}
     chosen["mu_rounding"] = without_feedback(arguments["mu_rounding"])

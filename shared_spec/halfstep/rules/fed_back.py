@@ -1,5 +1,7 @@
 """What rules share that round weights themselves and feed what this leaves out into a moment (P9)."""
 
+from collections.abc import Iterable
+
 from halfstep.hyperparameters import Arguments, Scalar, check_decay_rate
 from halfstep.numbers import Number, Numbers
 from halfstep.op import NumbersOp, Op
@@ -29,6 +31,16 @@ def check_kept(caller: str, name: str, value: Scalar, number: float) -> None:
             f"{caller}: param_storage puts what rounding leaves out of weights into the first moment, and "
             f"{name}={value} keeps nothing of it. Use a number above 0, or another param_storage."
         )
+
+
+def check_whole(caller: str, storage: str, names: Iterable[str], arguments: Arguments) -> None:
+    """Refuse arguments of links that are not there: one rule takes the whole step."""
+    for name in names:
+        if arguments.get(name):
+            raise ValueError(
+                f'{caller}: param_storage="{storage}" takes the whole step of AdamW by one rule, without '
+                f"{name}. Leave it out, or partition the params."
+            )
 
 
 def check_fed_back(caller: str, arguments: Arguments, rounding: str) -> None:

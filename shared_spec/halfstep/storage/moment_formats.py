@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-from halfstep.did_you_mean import did_you_mean
+from halfstep.did_you_mean import did_you_mean, listed
 from halfstep.hyperparameters import Scalar
 from halfstep.rule import Moment
 from halfstep.storage.formats import Format
@@ -39,8 +39,7 @@ def check_rounding(caller: str, moment: Moment, rounding: object) -> None:
     if rounding not in ROUNDINGS:
         raise ValueError(
             f"{caller}: {rounding_argument(moment)}={rounding!r} is not a rounding. "
-            f'{did_you_mean(rounding, ROUNDINGS)}Use "stochastic", "feedback", "nearest", "auto" or '
-            '"nearest_unchecked".'
+            f"{did_you_mean(rounding, ROUNDINGS)}Use {listed(ROUNDINGS)}."
         )
     if rounding == "feedback" and moment.errors != "linear":
         raise ValueError(

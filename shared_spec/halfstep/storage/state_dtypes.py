@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from halfstep.did_you_mean import did_you_mean
+from halfstep.did_you_mean import did_you_mean, listed
 from halfstep.hyperparameters import Scalar
 from halfstep.storage.blocks import BlockSize
 from halfstep.storage.codes import CODEBOOK_CODES, CODES, PLAIN_CODES, SCALED_CODES
@@ -223,9 +223,3 @@ def use_one_of(name: str, names: Iterable[str]) -> str:
     """
     is_known = hasattr(np, name) or any(name in codes for codes in CODES.values())
     return f"{'' if is_known else did_you_mean(name, names)}Use {listed(names)}."
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names as a sentence lists them."""
-    quoted = [f'"{name}"' for name in names]
-    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"

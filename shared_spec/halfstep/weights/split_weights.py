@@ -7,6 +7,7 @@ even weight 2^16 + 1 numbers to tell apart by 16 bits.
 
 import dataclasses
 import math
+from typing import Any
 
 from halfstep.arrays import Array, Arrays
 from halfstep.float_formats import FLOAT_FORMATS
@@ -21,6 +22,15 @@ class SplitWeight:
 
     dtype: str
     extra_bits: int
+
+    @staticmethod
+    def check(extra_bits: Any) -> None:
+        """Refuse another number of further bits than 8 and 16."""
+        if isinstance(extra_bits, bool) or extra_bits not in (8, 16):
+            raise ValueError(
+                f"split_params: extra_bits={extra_bits!r} is not 8 or 16. "
+                "Use 16 for all of float32, 8 for 24 bits in all."
+            )
 
     @property
     def rounds(self) -> bool:
