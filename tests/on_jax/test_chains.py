@@ -202,6 +202,10 @@ def test_a_chain_of_ours_is_checked_by_init_and_steps_as_that_of_optax():
     plateau = optax.contrib.reduce_on_plateau(factor=0.5)
     with pytest.raises(ValueError, match="check_chain: reduce_on_plateau changes the updates"):
         hs.chain(*links, plateau, value=1.0).init(P)
+    with pytest.raises(
+        TypeError, match=r"update of this chain wants 'value' by name.* chain\(\.\.\., value=1\.0\)"
+    ):
+        hs.chain(plateau, *links).init(P)
     with pytest.raises(ValueError, match=r"chain: there are no links\. Pass transforms, such as chain\("):
         hs.chain()
 

@@ -1,6 +1,7 @@
 """Checks that no link changes the updates after the link that stores the weights."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -189,6 +190,11 @@ def _traced(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]
     except TypeError as error:
         if "cond branches" in str(error) or "optax.apply_if_finite" in str(error):
             raise _StepsLeftOut(_LEFT_OUT) from None
+        if missing := re.search(r"missing \d+ required keyword-only arguments?: (.*)", str(error)):
+            raise TypeError(
+                f"check_chain: update of this chain wants {missing[1]} by name, and the check takes steps. "
+                "Pass it to chain or check_chain too, such as chain(..., value=1.0)."
+            ) from error
         raise
     return _Traced(watched.by, intact[0])
 
