@@ -37,9 +37,6 @@ _INJECT = (
 )
 
 
-_TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'
-
-
 _ANOTHER = (
     "it is of another transform, or was loaded without its types. "
     "Pass the state that init made, or load it into that."
@@ -87,10 +84,7 @@ ROWS = [
      f"scale_by_learning_rate: learning_rate is a bfloat16 array; {_INJECT}"),
     (lambda: update(hs.scale_by_learning_rate(lambda count: "0.1"), G), TypeError,
      "scale_by_learning_rate: learning_rate='0.1' is not a number. Use a float."),
-    # Storage of moments.
-    (lambda: hs.scale_by_adam(nu_rounding="nearest").init(W), ValueError,
-     'scale_by_adam: nu_dtype=bfloat16 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 2^-8). '
-     'Use nu_rounding="stochastic", or nu_dtype="float32".'),
+    # States.
     (lambda: hs.adamw(1e-3).update(W, optax.adamw(1e-3).init(W), W), ValueError,
      "adamw: the state has 3 parts, due are 4: it is of another transform. Pass the state that init made; "
      "from_optax(state, tx, params) makes one of the state of an Optax optimizer."),
@@ -123,13 +117,9 @@ ROWS = [
     (lambda: hs.adam(1e-3, seed=jnp.zeros(2, jnp.int32)), TypeError,
      f"scale_by_adam: seed is int32 of shape (2,). {_A_SEED}"),
     (lambda: hs.apply_updates(W, G), TypeError, "apply_updates: seed is missing: stochastic rounding takes words of both. Pass seed and step, or use optax.apply_updates after a transform of this package, whose last link has rounded."),
-    (lambda: hs.apply_updates(W, G, -1, 1), ValueError, f"apply_updates: seed=-1 is outside [0, 2^64). {_SEED}"),
     # Rounding.
-    (lambda: hs.round_to(1.0, "fp8"), TypeError, f"round_to: dtype='fp8' is not a rounding target. {_TARGETS}"),
     (lambda: hs.round_to(jnp.ones(3, jnp.int32), "bfloat16"), TypeError,
      "round_to: x is int32; it is rounded from float32. Cast it to float32."),
-    (lambda: hs.round_to(np.ones(3), "bfloat16"), TypeError,
-     "round_to: x is float64; it is rounded from float32. Cast it to float32."),
     (lambda: hs.round_to(jnp.ones(3), "bfloat16", jnp.ones(3, jnp.int32)), TypeError,
      "round_to: words are int32. Use one uint32 word per element."),
     (lambda: hs.round_to(jnp.ones(3), "bfloat16", jnp.ones(4, jnp.uint32)), ValueError,
@@ -191,27 +181,11 @@ ROWS = [
         "float32. Pass the state that init made, or the arguments that it had.",
     ),
     # LAMB.
-    (lambda: hs.lamb(0.01, max_norm=-1.0), ValueError,
-     "scale_by_trust_ratio: max_norm=-1.0 is negative. Use a number >= 0."),
-    (lambda: hs.lamb16(0.01, trust_power=1.0), ValueError,
-     "lamb16: trust_power=1.0 cancels the learning rate: a schedule would do nothing. "
-     "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."),
-    (lambda: hs.lamb16(0.01, trust_power=0.0), ValueError,
-     "lamb16: trust_power=0.0 is outside (0, 1). "
-     "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."),
-    (lambda: hs.lamb16(0.01, trust_power="half"), TypeError,
-     "lamb16: trust_power='half' is not a number. Use a float."),
     (lambda: hs.lamb16(-0.01, trust_power=0.5), ValueError,
      "lamb16: learning_rate=-0.01 is negative. Use a number >= 0."),
     (lambda: hs.scale_by_trust_ratio().update({"w": jnp.ones(2)}, optax.EmptyState()), ValueError,
      "scale_by_trust_ratio: params is None; the link compares the norms of params and updates. "
      "Pass params to update(updates, state, params)."),
-    (lambda: update(hs.scale_by_trust_ratio(), {"w": jnp.ones(2)}, {"w": jnp.ones(3)}), ValueError,
-     "scale_by_trust_ratio: the update of 'w' has shape (2,), its weight (3,). "
-     "Pass the params that the updates are for."),
-    (lambda: update(hs.scale_by_trust_ratio(), {"w": jnp.ones(2)}, {"w": jnp.ones(2, jnp.int32)}), TypeError,
-     "scale_by_trust_ratio: the weight 'w' is int32; weights are float32, bfloat16, float16 or float64. "
-     "Cast it, or mask the leaf out."),
     # store_state.
     (lambda: SCALED.update(WIDE, SCALED.init(WIDE)._replace(scale={}), WIDE), ValueError,
      "store_state: the state has no scale of '0/trace/w'. Pass the state that init made."),

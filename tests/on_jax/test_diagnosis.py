@@ -51,15 +51,6 @@ def test_the_predicted_share_is_that_of_the_step_that_follows(tx):
     assert predicted > 0.05
 
 
-@pytest.mark.slow
-def test_updates_that_compensation_loses_are_told():
-    for rate, least, most in ((1e-9, 0.9, 1.0), (1e-4, 0.0, 0.05)):
-        tx = hs.adamw(rate, weight_decay=0.0, param_storage="compensated")
-        found = hs.diagnose(tx, *trained(tx))
-        assert least <= found.updates_lost <= most
-        assert ("Nothing is lost." in str(found)) == (rate == 1e-4)
-
-
 def test_the_stall_is_told_with_its_warning():
     diagnosis = hs.diagnose(OPTAX, *trained(OPTAX))
     assert diagnosis.updates_lost > 0.9
@@ -221,64 +212,3 @@ def test_a_state_of_another_dtype_than_a_fresh_one_is_told():
 def test_integer_weights_are_refused():
     with pytest.raises(TypeError, match="the weight 'n' is int32"):
         hs.diagnose(optax.sgd(1.0), {"n": jnp.ones(2, jnp.int32)}, {"n": jnp.ones(2)})
-
-
-def _stepped(tx, scale=1.0):
-    params = {"w": jax.random.normal(jax.random.key(0), (64, 128)).astype(jnp.bfloat16)}
-    grads, state = {"w": params["w"] * scale}, tx.init(params)
-    for _ in range(2):
-        updates, state = jax.jit(tx.update)(grads, state, params)
-        params = optax.apply_updates(params, updates)
-    return tx, params, grads, state
-
-
-@pytest.mark.slow
-def test_moments_are_counted_by_format_though_codes_are_packed():
-    found = hs.diagnose(*_stepped(hs.adamw(1e-3, **hs.recipes.four_bit)))
-    assert found.moments["mu"].dtypes == {"relative int4, blocks of 32, fine scales": 8192}
-    assert found.moments["nu"].dtypes == {"uroot8, blocks of 128": 8192}
-
-
-def test_what_is_not_finite_comes_first():
-    found = hs.diagnose(*_stepped(hs.adamw(1e-3, nu_dtype="ufloat8_e6m2"), scale=1e6))
-    assert found.nonfinite["weights"] > 0.9
-    assert found.advice[0].endswith(
-        "of the weights are infinite or NaN, and stay so. Go back to a checkpoint, and clip gradients."
-    )
-    assert found.advice[1].startswith("Gradients are so large that squares of them are above")
-
-
-ENDS = {1e-8: "at the smallest number of uroot4_e4m4, so that steps are too short", 1e5: "at the largest"}
-
-
-@pytest.mark.parametrize("scale", ENDS)
-def test_second_moments_at_the_ends_of_a_root_are_told(scale):
-    found = hs.diagnose(*_stepped(hs.adamw(1e-3, **hs.recipes.one_pass), scale))
-    moment = found.moments["nu"]
-    assert (moment.lowest > 0.9, moment.highest > 0.9) == (scale < 1, scale > 1)
-    assert any(ENDS[scale] in line and "use the recipe eight_bit" in line for line in found.advice)
-
-
-@pytest.mark.parametrize("recipe", ["one_pass", "eight_bit", "four_bit"])
-def test_weights_that_have_had_no_gradient_stand_at_no_end(recipe):
-    params = {"w": jax.random.normal(jax.random.key(0), (64, 128)).astype(jnp.bfloat16)}
-    tx = hs.adamw(1e-3, **getattr(hs.recipes, recipe))
-    grads = {"w": params["w"].at[:32].set(0)}
-    _, state = jax.jit(tx.update)(grads, tx.init(params), params)
-    moment = hs.diagnose(tx, params, grads, state).moments["nu"]
-    assert (moment.lowest, moment.highest) == (0, 0)
-
-
-def test_updates_that_compensation_loses_have_an_advice_of_their_own():
-    tx = hs.adamw(1e-9, param_storage="compensated")
-    found = hs.diagnose(*_stepped(tx))
-    assert found.updates_lost > 0.9
-    assert [line for line in found.advice if "split8" in line and "2^-18" in line]
-    assert not any(line.startswith("Rounding drops") for line in found.advice)
-
-
-def test_a_norm_above_the_largest_float_is_told():
-    grads = {"w": jnp.full(8, 3e38)}
-    tx = optax.chain(hs.clip_by_global_norm(1.0), optax.scale(-1.0))
-    found = hs.diagnose(tx, {"w": jnp.zeros(8)}, grads)
-    assert any("finite: clipping by it makes every update zero" in line for line in found.advice)

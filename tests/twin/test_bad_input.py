@@ -7,7 +7,7 @@ import torch
 
 import halfstep_jax
 import halfstep_torch
-from halfstep import codebook, scaled
+from halfstep import codebook, relative, scaled
 
 B1, B2 = "Use a decay rate such as 0.9.", "Use a decay rate such as 0.999."
 AT_LEAST_0, INTEGER = "Use a number >= 0.", "Use an integer in that range."
@@ -27,7 +27,35 @@ SCALED = (
     'or "uroot8".'
 )
 TABLES = 'Use "dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4".'
+POWER = "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
+CANCELS = f"trust_power=1.0 cancels the learning rate: a schedule would do nothing. {POWER}"
 BLOCK = 'is not a block size. Use a positive integer, "row" or None.'
+
+LOSES = (
+    "cannot hold a second moment: it rounds small ones to zero, or up by orders of magnitude, and steps are "
+    'too long or short. Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
+)
+NO_UNIT = (
+    "{}=relative(...) needs a second moment beside {}. Use it for mu of Adam or LAMB, and scaled(...) here."
+)
+NO_BOUND = (
+    "mu_dtype has no scale and holds up to 7.5, and mu reaches {} roots of nu at b1={} and b2={}. "
+    'Use mu_dtype=relative("int8", 128) with nu_dtype=scaled("uroot8"), or the recipe four_bit or '
+    "sixteen_bit: these take any rates."
+)
+STOPS = (
+    "nu_dtype=uroot4_e4m4 stops at its largest number, and no first moment in its units stops with it: after "
+    'a spike steps would be thousands of lr long. Use mu_dtype=relative("mulaw8") of adam or lamb, or '
+    'scaled("ufloat8_e5m3") here.'
+)
+NO_POWER = (
+    'mu_dtype=relative("mulaw8") is in units of a power of two that nu_dtype="uroot4_e4m4" gives, and '
+    'nu_dtype is {}. Use nu_dtype="uroot4_e4m4", or relative("float8_e3m4").'
+)
+NO_FORMAT = "dtype={} with block_size={} is not a format. Use {}."
+UNITS, UNITS_OF_BLOCKS = '"float8_e3m4", "int8" or "mulaw8"', '"int8" or "int4"'
+ODD = "block_size={} is odd, and codes of '{}' are two to a byte. Use an even block_size, \"row\" or None."
+WARMUP = "Use a whole number of steps, such as 1000, or 0."
 
 VALUES = {
     "scale_by_adam": [
@@ -57,12 +85,20 @@ VALUES = {
         ({"nu_dtype": "float8_e4m3fn"}, f'nu_dtype=float8_e4m3fn {NO_SCALE} Use scaled("ufloat8_e5m3").'),
         ({"nu_dtype": "ufloat8_e5m3"}, f'nu_dtype=ufloat8_e5m3 {NO_SCALE} Use scaled("ufloat8_e5m3").'),
         ({"nu_dtype": "udynamic8"}, 'nu_dtype=udynamic8 is a table. Use codebook("udynamic8").'),
+        ({"nu_dtype": "float16"}, f"nu_dtype=float16 {LOSES}"),
+        ({"nu_dtype": scaled("int8")}, f"nu_dtype=int8 {LOSES}"),
+        *(({"nu_dtype": codebook(name)}, f"nu_dtype={name} {LOSES}") for name in ("dynamic8", "dynamic4")),
+        ({"nu_dtype": relative("int8")}, NO_UNIT.format("nu_dtype", "nu")),
+        ({"mu_dtype": relative("int8"), "b2": 0.9999}, NO_BOUND.format(22.9, 0.9, 0.9999)),
+        ({"mu_dtype": relative("int8"), "b1": 0.99, "b2": 0.9}, NO_BOUND.format("inf", 0.99, 0.9)),
         (
-            {"nu_dtype": scaled("int8")},
-            "nu_dtype=int8 cannot hold a second moment: it rounds small ones to zero, or up by orders of "
-            'magnitude, and steps are too long or short. Use "bfloat16", scaled("float16"), '
-            'scaled("ufloat8_e5m3") or codebook("udynamic8").',
+            {"mu_dtype": relative("mulaw8"), "nu_dtype": "uroot4_e4m4", "b2": 0.9999},
+            NO_BOUND.format(22.9, 0.9, 0.9999),
         ),
+        ({"nu_dtype": "uroot4_e4m4"}, STOPS),
+        ({"mu_dtype": relative("int8", 128), "nu_dtype": "uroot4_e4m4"}, STOPS),
+        ({"mu_dtype": relative("mulaw8")}, NO_POWER.format(None)),
+        ({"mu_dtype": relative("mulaw8"), "nu_dtype": "ufloat8_e6m2"}, NO_POWER.format("ufloat8_e6m2")),
         ({"mu_dtype": scaled("ufloat8_e5m3")}, f"mu_dtype=ufloat8_e5m3 {NO_SIGN}"),
         ({"mu_dtype": "ufloat8_e6m2"}, f"mu_dtype=ufloat8_e6m2 {NO_SIGN}"),
         ({"mu_dtype": codebook("ulinear4")}, f"mu_dtype=ulinear4 {NO_SIGN}"),
@@ -73,18 +109,33 @@ VALUES = {
             f"mu_rounding='stochastik' is not a rounding. Did you mean \"stochastic\"? {ROUNDINGS}",
         ),
     ],
-    "scale_by_adan": [({"b3": 1.5}, f"b3=1.5 is outside [0, 1). {B1}")],
+    "scale_by_adan": [
+        ({"b3": 1.5}, f"b3=1.5 is outside [0, 1). {B1}"),
+        ({"nu_dtype": "uroot4_e4m4"}, STOPS),
+    ],
     "scale_by_ademamix": [({"b3": 1.5}, f"b3=1.5 is outside [0, 1). {B1}")],
     "scale_by_muon": [({"beta": 1.5}, f"beta=1.5 is outside [0, 1). {B1}")],
     "scale_by_rms": [({"decay": 1.5}, f"decay=1.5 is outside [0, 1). {B1}")],
-    "scale_by_schedule_free": [({"b1": 1.5}, f"b1=1.5 is outside [0, 1). {B1}")],
+    "scale_by_schedule_free": [
+        ({"b1": 1.5}, f"b1=1.5 is outside [0, 1). {B1}"),
+        ({"warmup_steps": -1}, f"warmup_steps=-1 is negative. {WARMUP}"),
+        ({"warmup_steps": 2.5}, f"warmup_steps=2.5 is not whole. {WARMUP}"),
+        (
+            {"lead_dtype": "ufloat8_e6m2"},
+            "lead_dtype=ufloat8_e6m2 has no sign. Use it for nu, and a signed format for lead.",
+        ),
+    ],
     "scale_by_factored_rms": [({"epsilon": -1.0}, f"epsilon=-1.0 is negative. {AT_LEAST_0}")],
     "clip_by_block_rms": [
         ({"threshold": -1.0}, "threshold=-1.0 is negative. Use a number such as 1.0, or leave the link out.")
     ],
     "clip_by_global_norm": [({"max_norm": -1.0}, f"max_norm=-1.0 is negative. {AT_LEAST_0}")],
     "scale_by_param_block_rms": [({"min_scale": -1.0}, f"min_scale=-1.0 is negative. {AT_LEAST_0}")],
-    "scale_by_lion": [({"b1": 1.5}, f"b1=1.5 is outside [0, 1). {B1}")],
+    "scale_by_lion": [
+        ({"b1": 1.5}, f"b1=1.5 is outside [0, 1). {B1}"),
+        ({"mu_dtype": "uroot4_e4m4"}, f"mu_dtype=uroot4_e4m4 {NO_SIGN}"),
+        *(({"mu_dtype": relative(x)}, NO_UNIT.format("mu_dtype", "mu")) for x in ("float8_e3m4", "mulaw8")),
+    ],
     "trace": [
         ({"decay": 1.5}, f"decay=1.5 is outside [0, 1). {B1}"),
         (
@@ -94,6 +145,10 @@ VALUES = {
         (
             {"decay": 0.9, "accumulator_dtype": scaled("ufloat8_e5m3")},
             "accumulator_dtype=ufloat8_e5m3 has no sign. Use it for nu, and a signed format for accumulator.",
+        ),
+        (
+            {"decay": 0.9, "accumulator_dtype": relative("int8")},
+            NO_UNIT.format("accumulator_dtype", "trace"),
         ),
         ({"decay": 0.9, "rounding": "up"}, f"rounding='up' is not a rounding. {ROUNDINGS}"),
     ],
@@ -124,8 +179,16 @@ VALUES = {
         ({"role": 2**32}, f"role={2**32} is outside [0, 2^32). {INTEGER}"),
         ({"offset": 2**64}, f"offset={2**64} is outside [0, 2^64). {INTEGER}"),
     ],
+    "lamb16": [
+        ({"trust_power": 0.0}, f"trust_power=0.0 is outside (0, 1). {POWER}"),
+        ({"trust_power": 1.0}, CANCELS),
+    ],
     "round_to": [({"x": 1.0, "dtype": "int8"}, f"dtype=int8 is not a rounding target. {TARGETS}")],
     "scaled": [
+        (
+            {"dtype": "float16", "scale": "fine"},
+            'scale=\'fine\' is not for dtype=float16. Use "power_of_two", or "fine" for int8.',
+        ),
         *(
             ({"dtype": dtype}, f"dtype={name} has no scaled format. {SCALED}")
             for dtype, name in [
@@ -142,24 +205,37 @@ VALUES = {
         ),
     ],
     "relative": [
+        # Codes without a zero would move what never got a gradient.
+        *(
+            ({"dtype": name, "block_size": size}, NO_FORMAT.format(name, size, way_out))
+            for name, size, way_out in (
+                ("bfloat16", None, UNITS),
+                ("ufloat8_e6m2", None, UNITS),
+                ("int4", None, 'relative("int4", 32)'),
+                ("float8_e3m4", 128, UNITS_OF_BLOCKS),
+                ("ulinear4", 128, UNITS_OF_BLOCKS),
+            )
+        ),
         (
             {"dtype": "mulaw"},
-            'dtype=mulaw with block_size=None is not a format. Did you mean "mulaw8"? '
-            'Use "float8_e3m4", "int8" or "mulaw8".',
+            f'dtype=mulaw with block_size=None is not a format. Did you mean "mulaw8"? Use {UNITS}.',
         ),
+        ({"dtype": "int4", "block_size": 33}, ODD.format(33, "int4")),
+        ({"dtype": "int8", "block_size": 0}, f"block_size=0 {BLOCK}"),
     ],
     "codebook": [
         ({"table": "dynamic3"}, f"table='dynamic3' is not a table. Did you mean \"dynamic8\"? {TABLES}"),
-        (
-            {"table": "dynamic4", "block_size": 127},
-            "block_size=127 is odd, and codes of 'dynamic4' are two to a byte. "
-            'Use an even block_size, "row" or None.',
-        ),
+        ({"table": "dynamic4", "block_size": 127}, ODD.format(127, "dynamic4")),
         ({"table": "dynamic8", "block_size": 0}, f"block_size=0 {BLOCK}"),
         ({"table": "dynamic8", "min_size": -1}, "min_size=-1 is negative. Use an integer >= 0."),
     ],
     "store_state": [
         ({"format": "int8"}, f'format=int8 {NO_SCALE} Use scaled("int8").'),
+        (
+            {"format": relative("int8")},
+            "format=relative(...) is in units of the root of a second moment, which is not known here. "
+            "Use scaled(...), or mu_dtype=relative(...) of adam.",
+        ),
         (
             {"rounding": "nearest"},
             "rounding='nearest' is not a rounding of state whose decay rate is not known. "
@@ -183,6 +259,7 @@ TYPES = {
     "scale_by_trust_ratio": [({"eps": "small"}, "eps='small' is not a number. Use a float.")],
     "round_stochastically": [({"seed": 1.0}, f"seed=1.0 {NO_SEED}")],
     "clip_by_global_norm": [({"max_norm": "1"}, "max_norm='1' is not a number. Use a float.")],
+    "lamb16": [({"trust_power": "half"}, "trust_power='half' is not a number. Use a float.")],
     "round_to": [({"x": [1.0]}, "x is list; it is rounded from float32. Cast it to float32.")],
     "scaled": [
         ({"dtype": 3}, f"dtype=3 is not a dtype. {SCALED}"),
@@ -199,13 +276,7 @@ TYPES = {
 # Under nearest rounding: the link and its arguments, the moment's dtype, the rate, half a gap.
 FREEZES = [
     ("scale_by_adam", {"nu_dtype": "bfloat16"}, "bfloat16", "b2=0.999", "2^-8"),
-    (
-        "scale_by_adam",
-        {"b1": 0.9996, "mu_dtype": "float16"},
-        "float16",
-        "b1=0.9996",
-        "2^-11",
-    ),
+    ("scale_by_adam", {"b1": 0.9996, "mu_dtype": "float16"}, "float16", "b1=0.9996", "2^-11"),
     ("scale_by_adam", {"b1": 0.95, "mu_dtype": scaled("float8_e4m3fn")}, "float8_e4m3fn", "b1=0.95", "2^-4"),
     ("scale_by_adam", {"b1": 0.9961, "mu_dtype": scaled("int8")}, "int8", "b1=0.9961", "1/254"),
     ("scale_by_adam", {"b2": 0.95, "nu_dtype": scaled("ufloat8_e5m3")}, "ufloat8_e5m3", "b2=0.95", "2^-4"),
@@ -219,9 +290,12 @@ def called(hs, link, arguments):
     """Call a link with arguments beside those that it must have."""
     needed = {
         "random_words": {"seed": 0, "step": 1, "leaf": "w", "role": 0, "shape": (3,)},
+        "lamb16": {"learning_rate": 0.01},
         "round_to": {"dtype": "bfloat16"},
         "store_state": {"inner": hs.scale_by_adam(), "format": "bfloat16"},
     }
+    if link == "lamb16" and hs is halfstep_torch:
+        return hs.Lamb16([torch.nn.Parameter(torch.ones(4))], **arguments)
     return getattr(hs, link)(**needed.get(link, {}) | arguments)
 
 
@@ -239,7 +313,8 @@ def test_a_bad_argument_is_refused_in_the_same_words(hs, kind, link, arguments, 
     with pytest.raises(kind) as caught:
         called(hs, link, arguments)
     assert type(caught.value) is kind
-    assert str(caught.value) == f"{link}: {message}"
+    named = "Lamb16" if link == "lamb16" and hs is halfstep_torch else link
+    assert str(caught.value) == f"{named}: {message}"
 
 
 @pytest.mark.parametrize("hs", [halfstep_jax, halfstep_torch])

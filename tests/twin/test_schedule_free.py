@@ -281,25 +281,6 @@ def test_trained_weights_that_do_not_fit_are_refused_and_nothing_changes(wrong, 
     assert torch.equal(again, before)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"b1": 1.0}, r"b1=1.0 is outside \[0, 1\). Use a decay rate"),
-        ({"b1": -0.1}, r"b1=-0.1 is outside \[0, 1\)"),
-        (
-            {"warmup_steps": -1},
-            "warmup_steps=-1 is negative. Use a whole number of steps, such as 1000, or 0",
-        ),
-        ({"warmup_steps": 2.5}, "warmup_steps=2.5 is not whole. Use a whole number"),
-        ({"lead_dtype": "ufloat8_e6m2"}, "lead_dtype=ufloat8_e6m2 has no sign"),
-    ],
-)
-def test_a_number_out_of_range_is_refused_by_both(options, message):
-    for package in (halfstep_jax, halfstep_torch):
-        with pytest.raises(ValueError, match=f"^scale_by_schedule_free: {message}"):
-            package.scale_by_schedule_free(**options)
-
-
 def test_a_class_names_the_argument_that_it_was_given():
     named = [("w", torch.nn.Parameter(torch.zeros(2)))]
     for betas, message in (((1.0, 0.9), r"betas\[0\]=1.0 is outside"), ((0.9, -1), r"betas\[1\]=-1 is")):
