@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
 
 
 def parameter(dtype=torch.bfloat16, shape=(4,)):
@@ -73,9 +73,7 @@ STEPS = [
 def test_a_step_that_cannot_be_done_for_all_is_done_for_none(change, kind, message, compile):
     params = [parameter() for _ in range(3)]
     optimizer = hs.AdamW(list(zip("abc", params, strict=True)), lr=0.1, compile=compile)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     change(optimizer, params)
     before, groups = snapshot(optimizer), copy.deepcopy(optimizer.state_dict()["param_groups"])
     with pytest.raises(kind) as error:
@@ -88,8 +86,7 @@ def test_a_step_that_cannot_be_done_for_all_is_done_for_none(change, kind, messa
 def test_a_schedule_that_turns_negative_stops_the_step():
     p = parameter()
     optimizer = hs.AdamW([("w", p)], lr=lambda count: 0.1 - count)
-    p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     before = snapshot(optimizer)
     with pytest.raises(
         ValueError, match=r"^AdamW: lr\(1\)=-0.9 is negative. Use a schedule of numbers >= 0.$"
@@ -148,8 +145,7 @@ def test_a_tensor_subclass_that_arrives_later_is_refused_before_any_weight_moves
 def test_a_tensor_subclass_in_a_state_dict_is_refused():
     p = parameter()
     optimizer = hs.AdamW([("p", p)])
-    p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     saved = copy.deepcopy(optimizer.state_dict())
     saved["state"][0]["exp_avg"] = saved["state"][0]["exp_avg"].as_subclass(Wrapper)
     with pytest.raises(TypeError, match=r"^load_state_dict: exp_avg of 'p' is a Wrapper\. Pass plain dense"):
@@ -173,8 +169,7 @@ def test_a_state_array_that_was_put_there_by_hand_is_refused_unless_it_is_as_our
 ):
     p = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16))
     optimizer = hs.AdamW([("p", p)], compile=compile)
-    p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     before = p.detach().clone()
     optimizer.state[p]["exp_avg"] = change(optimizer.state[p]["exp_avg"])
     with pytest.raises(error, match=f"AdamW: {message}"):

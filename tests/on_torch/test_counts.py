@@ -7,7 +7,7 @@ import halfstep_torch as hs
 from halfstep_torch import launch
 from halfstep_torch.engine import batches
 from halfstep_torch.links.link import Link
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
 
 COUNTS = (0, 3, 3, 17, 900, 5, 60_000, 3)
 
@@ -93,9 +93,7 @@ def test_numbers_of_a_count_are_computed_once(monkeypatch):
     """
     params = [(f"w{i}", torch.nn.Parameter(torch.ones(4).bfloat16())) for i in range(9)]
     ours = hs.AdamW(params, lr=1e-2, weight_decay=0.1, compile=False)
-    for _, p in params:
-        p.grad = torch.ones_like(p)
-    ours.step()
+    step_by_ones(ours)
     for i, (_, p) in enumerate(params):
         ours.state[p]["step"].fill_(20 + i)
     ours.step()

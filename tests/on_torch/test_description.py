@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from on_torch.steps import step_by_ones
 
 
 def model(dtype=torch.bfloat16):
@@ -45,9 +46,7 @@ def test_the_bytes_are_those_of_the_state_after_a_step(name):
     optimizer = make(net.named_parameters(), **options)
     described, reported = hs.describe(optimizer), hs.memory_report(net, optimizer)
     names = [name for name, _ in net.named_parameters()]
-    for p in net.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     for name, p in zip(names, net.parameters(), strict=True):
         weight, *kept = [row for row in described.arrays if row.leaf == name]
         arrays = {key: x for key, x in optimizer.state[p].items() if key != "step"}

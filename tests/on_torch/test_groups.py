@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
 
 
 def test_groups_have_their_own_numbers_and_formats():
@@ -91,8 +91,7 @@ def test_groups_and_states_of_another_kind_of_decay_are_refused(theirs, ours, de
     message = rf"whose weight_decay is 0\.1; here decay is {decay}\. {way_out}, or weight_decay=0\.$"
     with pytest.raises(ValueError, match=message):
         ours(other.param_groups)
-    p.grad = torch.ones(2)
-    other.step()
+    step_by_ones(other)
     with pytest.raises(ValueError, match=message):
         hs.load_float32_state_dict(ours([p]), other.state_dict())
     other.param_groups[0]["weight_decay"] = 0.0
@@ -142,9 +141,7 @@ def test_a_group_stores_its_weights_as_it_says():
         "stochastic",
         "stochastic",
     ]
-    for p in params.values():
-        p.grad = torch.ones_like(p)
-    resumed.step()
+    step_by_ones(resumed)
     assert all(state["step"] == 4 for state in resumed.state.values())
 
 
@@ -226,9 +223,7 @@ class Closed(hs.AdamW):
 def test_groups_of_a_subclass_are_read_as_those_of_its_base(make):
     a, b = (torch.nn.Parameter(torch.ones(256, dtype=torch.bfloat16)) for _ in range(2))
     optimizer = make([{"params": [("a", a)], "recipe": "one_pass"}, {"params": [("b", b)]}])
-    for p in (a, b):
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     assert [optimizer.state[p]["exp_avg"].element_size() for p in (a, b)] == [1, 2]
     for key in ("compile", "names", "state_device", "seed"):
         with pytest.raises(ValueError, match=f"{key}=1 in a param group; it is the same for all groups"):
@@ -286,10 +281,8 @@ def test_arrays_of_every_dtype_survive_a_pickle(make):
     optimizer.step()
     again = pickle.loads(pickle.dumps(optimizer))
     assert_same_snapshots(snapshot(optimizer), snapshot(again))
-    twin = again.param_groups[0]["params"][0]
-    for each, param in ((optimizer, p), (again, twin)):
-        param.grad = torch.ones_like(param)
-        each.step()
+    for each in (optimizer, again):
+        step_by_ones(each)
     assert_same_snapshots(snapshot(optimizer), snapshot(again))
 
 

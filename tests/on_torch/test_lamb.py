@@ -8,7 +8,15 @@ import torch
 import halfstep_torch as hs
 from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.engine.plan import make_plan
-from on_torch.steps import UNIT, assert_same_snapshots, norm_bound, reals, snapshot, step_in_pieces
+from on_torch.steps import (
+    UNIT,
+    assert_same_snapshots,
+    norm_bound,
+    reals,
+    snapshot,
+    step_by_ones,
+    step_in_pieces,
+)
 
 LR = 1e-2
 SHAPES = ((40, 50), (7,), (), (0,), (300, 128), (3, 4, 5))
@@ -83,8 +91,7 @@ def test_the_ratio_sees_the_float32_weights(storage):
     p = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
     optimizer = hs.Lamb([p], lr=LR, param_storage=storage)
     hs.set_float32_params(optimizer, [torch.tensor([1.001])])
-    p.grad = torch.ones(1, dtype=torch.bfloat16)
-    optimizer.step()
+    step_by_ones(optimizer)
     full = hs.float32_params(optimizer)[0].item()
     assert abs(full - 1.001 * (1 - LR)) < 4 * UNIT
 
@@ -133,9 +140,7 @@ def test_a_ratio_of_the_gradient_leaves_the_gradient_alone(dtype, maximize):
 def test_an_empty_parameter_may_come_first():
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((0,), (3,))]
     optimizer = hs.Lamb(params, lr=LR)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     # Of equal weights the update has their length: a step of lr, to the roundings of norms and quotient.
     assert (params[1] - (1 - LR)).abs().max() < 2 * norm_bound(3)
 
@@ -193,8 +198,7 @@ def test_a_nan_update_stays_nan_in_its_parameter_alone():
 def test_lamb16_keeps_two_bytes_of_state_per_parameter():
     p = torch.nn.Parameter(torch.ones(256, 512, dtype=torch.bfloat16))
     optimizer = hs.Lamb16([p])
-    p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     stored = sum(x.numel() * x.element_size() for x in optimizer.state[p].values())
     assert 2 <= stored / p.numel() < 2.02
 

@@ -15,7 +15,7 @@ from halfstep_torch.engine.plan import Stream
 from halfstep_torch.engine.step_numbers import KeysAhead, stream_keys
 from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.numbers.random_words import as_int32
-from on_torch.steps import assert_same_snapshots, reals, snapshot
+from on_torch.steps import assert_same_snapshots, reals, snapshot, step_by_ones
 
 
 class Wrapped(torch.nn.Parameter):
@@ -326,8 +326,7 @@ def test_a_format_is_read_again_only_if_its_description_has_changed():
     optimizer = hs.AdamW([("w", p)], mu_dtype=hs.scaled("int8"), mu_rounding="stochastic", compile=False)
     reads, read = [], optimizer._group
     optimizer._group = lambda *args: reads.append(args) or read(*args)  # pyright: ignore
-    p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     reads.clear()
     optimizer.step()
     assert not reads

@@ -6,7 +6,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import halfstep_torch as hs
-from on_torch.steps import parameters, run
+from on_torch.steps import parameters, run, step_by_ones
 
 MAKES = {
     "Lion": lambda params, **o: hs.Lion(params, lr=1e-2, weight_decay=0.1, mu_rounding="stochastic", **o),
@@ -46,9 +46,7 @@ def test_scaled_momentum_has_scales_beside_it():
 def test_a_group_may_have_a_momentum_of_its_own():
     a, b = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
     optimizer = hs.SGD([{"params": [a]}, {"params": [b], "momentum": 0.5}], lr=0.5)
-    for p in (a, b):
-        p.grad = torch.ones(5)
-    optimizer.step()
+    step_by_ones(optimizer)
     optimizer.step()
     assert a[0] == 0.0
     assert b[0] == -0.25
@@ -58,8 +56,7 @@ def test_a_group_may_have_a_momentum_of_its_own():
 def test_a_momentum_that_comes_later_starts_from_zero():
     p = torch.nn.Parameter(torch.ones(5))
     optimizer = hs.SGD([p], lr=0.5)
-    p.grad = torch.ones(5)
-    optimizer.step()
+    step_by_ones(optimizer)
     optimizer.param_groups[0]["momentum"] = 0.5
     optimizer.step()
     assert optimizer.state[p]["momentum_buffer"][0] == 1

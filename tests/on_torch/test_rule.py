@@ -8,7 +8,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.links.link import Link
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
 
 SHAPES = {"a.weight": (24, 40), "a.bias": (7,), "b.weight": (130, 64)}
 
@@ -213,8 +213,7 @@ def test_a_whole_parameter_rule_sees_the_float32_weights_that_the_last_rule_keep
     optimizer = hs.Optimizer([("w", p)], tx)
     seen.clear()
     for _ in range(2):
-        p.grad = torch.ones_like(p)
-        optimizer.step()
+        step_by_ones(optimizer)
     assert [(x.shape, x.unique().tolist()) for x in seen] == [(p.shape, [1.0]), (p.shape, [1 - 2.0**-12])]
 
 
@@ -244,9 +243,7 @@ def test_entries_of_a_users_rule_are_those_of_the_group():
     tx = hs.chain(TwoAverages(fast=0.0, slow=0.0), hs.scale_by_learning_rate(1.0))
     optimizer = hs.Optimizer([{"params": [p]}, {"params": [q], "boost": 5.0, "fast": 0.5}], tx)
     assert sorted(optimizer.defaults) == ["boost", "fast", "lr", "maximize", "slow", "slow_avg_dtype"]
-    for x in (p, q):
-        x.grad = torch.ones(2)
-    optimizer.step()
+    step_by_ones(optimizer)
     # f = s = 1, in the first step scaled by 1/10; of the second group f = 1/2.
     torch.testing.assert_close(p.detach(), torch.full((2,), -0.1), rtol=1e-6, atol=0)
     torch.testing.assert_close(q.detach(), torch.full((2,), 0.2), rtol=1e-6, atol=0)

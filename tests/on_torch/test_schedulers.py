@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 
 import halfstep_torch as hs
 from halfstep_torch.say_once import say_once
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
 
 SCHEDULERS = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: 1 / (t + 1)),
@@ -168,8 +168,7 @@ def test_a_tensor_lr_is_read_at_every_step():
     optimizer = hs.AdamW([p], lr=lr, weight_decay=0.0)
     for rate in (0.0, 0.5):
         lr.fill_(rate)
-        p.grad = torch.ones(3)
-        optimizer.step()
+        step_by_ones(optimizer)
         # Of equal gradients the update is 1, to 1e-6 for each correction, 1e-8 for eps, and ten roundings.
         assert abs(p.detach()[0].item() - (1 - rate)) <= rate * (2e-6 + 1e-8 + 10 * 2.0**-24)
     assert optimizer.param_groups[0]["lr"] is lr
@@ -180,8 +179,7 @@ def test_a_zero_of_a_scheduler_beside_a_schedule_stops_nothing():
     optimizer = hs.SGD([("w", p)], lr=lambda count: 0.125)
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: max(0, 1 - t / 2))
     for count in range(1, 6):
-        p.grad = torch.ones(20)
-        optimizer.step()
+        step_by_ones(optimizer)
         scheduler.step()
         assert (p == 1 - 0.125 * count).all()
 

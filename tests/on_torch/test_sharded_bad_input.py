@@ -13,6 +13,7 @@ import halfstep_torch as hs
 from halfstep_torch.sharded import agreement
 from on_torch.processes import in_processes
 from on_torch.sharded import counted, shard
+from on_torch.steps import step_by_ones
 
 
 def what_cannot_be_stepped_is_refused_by_name(rank: int) -> None:
@@ -28,8 +29,7 @@ def what_cannot_be_stepped_is_refused_by_name(rank: int) -> None:
             hs.AdamW([("w", torch.nn.Parameter(placed))])
     plain, sharded = torch.nn.Parameter(zeros.clone()), torch.nn.Parameter(shard(zeros, mesh, [Shard(0)]))
     optimizer = hs.AdamW([("plain", plain)])
-    plain.grad = torch.ones_like(plain)
-    optimizer.step()
+    step_by_ones(optimizer)
     before = plain.detach().clone()
     plain.grad = shard(zeros, mesh, [Shard(0)])
     words = f"the weight 'plain' is a plain tensor, its gradient a DTensor over a mesh of shape ({count},)"
@@ -141,8 +141,7 @@ def a_group_that_is_gone_is_missed_before_anything_changes(rank: int) -> None:
     for shape, axis in (((8, 256), 0), ((4, 200), 1)):
         param = torch.nn.Parameter(shard(torch.ones(shape, dtype=torch.bfloat16), mesh, [Shard(axis)]))
         optimizer = hs.AdamW([("w", param)], mu_dtype=hs.scaled("int8", 128, min_size=0), compile=False)
-        param.grad = torch.ones_like(param)
-        optimizer.step()
+        step_by_ones(optimizer)
         with unittest.mock.patch.object(type(mesh), "get_all_groups", side_effect=KeyError("gone")):
             before = param.to_local().clone()
             if axis:

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 import halfstep_torch as hs
 from on_torch.processes import in_processes
 from on_torch.sharded import RECIPES, Holder, Run, assert_same_bits, layouts, same_bits, shard
+from on_torch.steps import step_by_ones
 
 
 def adamw(params, **options) -> hs.Optimizer:
@@ -99,9 +100,7 @@ def reports_tell_this_process_from_all(rank: int) -> None:
             assert abs(here - total / count) <= 2 * 128
         assert "per device" in str(report)
         assert "per device" in str(hs.describe(optimizer))
-        for p in model.parameters():
-            p.grad = torch.ones_like(p)
-        optimizer.step()
+        step_by_ones(optimizer)
     for (total, on_one), p in zip(sizes.values(), model.parameters(), strict=True):
         arrays = [x for x in optimizer.state[p].values() if hasattr(x, "to_local")]
         assert on_one == sum(x.to_local().numel() * x.element_size() for x in arrays)

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 import halfstep_torch as hs
 from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.say_once import say_once
-from on_torch.steps import assert_same_snapshots, parameters, run, snapshot, through_a_file
+from on_torch.steps import assert_same_snapshots, parameters, run, snapshot, step_by_ones, through_a_file
 
 FORMATS = [("bfloat16", "bfloat16"), ("float16", "float32"), (None, None)]
 
@@ -105,9 +105,7 @@ def test_the_step_is_kept_on_the_cpu_whatever_the_default_device():
     params = parameters()
     optimizer = hs.AdamW(params)
     with torch.device("meta"):
-        for _, p in params:
-            p.grad = torch.ones_like(p)
-        optimizer.step()
+        step_by_ones(optimizer)
         optimizer.load_state_dict(optimizer.state_dict())
     assert {state["step"].device.type for state in optimizer.state.values()} == {"cpu"}
 

@@ -21,6 +21,7 @@ from halfstep_jax.xla.exact import opaque_zero
 from halfstep_spec.rules.adamw_fed_back import FedBack, FedBackRule
 from halfstep_torch.links.bound_rule import RoundedWeight as TorchWeight
 from halfstep_torch.numbers.op import TorchOp
+from on_torch.steps import step_by_ones
 from twin.moving import jax_run, torch_run
 
 B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.1
@@ -345,8 +346,7 @@ def test_a_first_moment_that_keeps_nothing_is_refused_whenever_it_is_known(stora
             halfstep_torch.AdamW([("w", w)], 1e-3, param_storage=storage, **given)
     optimizer = halfstep_torch.AdamW([("w", w)], 1e-3, param_storage=storage, compile=False)
     for _ in range(3):
-        w.grad = torch.ones_like(w)
-        optimizer.step()
+        step_by_ones(optimizer)
     before = w.detach().clone()
     optimizer.param_groups[0]["betas"] = (0.0, B2)
     with pytest.raises(ValueError, match=of_torch):

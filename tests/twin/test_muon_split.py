@@ -9,6 +9,7 @@ import torch
 import halfstep_jax
 import halfstep_torch
 from halfstep.rules import muon_split
+from on_torch.steps import step_by_ones
 
 NAMES = {
     "embed_tokens/weight": False,
@@ -141,9 +142,7 @@ def test_each_part_has_its_own_settings_and_chain():
     matrices, rest = optimizer.param_groups
     assert (matrices["lr"], matrices["weight_decay"], matrices["momentum"]) == (0.02, 0.1, 0.95)
     assert (rest["lr"], rest["weight_decay"], rest["betas"]) == (1e-3, 0.0, (0.8, 0.9))
-    for _, p in named:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     assert optimizer.state[named[0][1]].keys() == {"step", "momentum_buffer"}
     assert optimizer.state[named[1][1]].keys() == {"step", "exp_avg", "exp_avg_sq"}
     # Adam's first step is lr long; Muon's factor of a matrix of ones is the matrix over its norm, about.
@@ -247,9 +246,7 @@ def test_a_split_that_cannot_be_meant_is_refused():
 def test_a_gradient_that_is_not_finite_is_refused_by_leaf_before_anything_changes(value):
     named = [(name, torch.nn.Parameter(torch.ones(4, 4))) for name in ("a", "w")]
     optimizer = halfstep_torch.Muon(named)
-    for _, p in named:
-        p.grad = torch.ones(4, 4)
-    optimizer.step()
+    step_by_ones(optimizer)
     before = [p.detach().clone() for _, p in named] + [
         optimizer.state[p]["momentum_buffer"].clone() for _, p in named
     ]
@@ -276,8 +273,7 @@ def test_a_momentum_that_is_not_finite_is_refused_by_leaf_before_anything_change
 
     p = torch.nn.Parameter(torch.ones(4, 64))
     optimizer = halfstep_torch.Muon([("w", p)], mu_dtype=fmt(halfstep_torch))
-    p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     state = optimizer.state[p]
     bad, code = ("momentum_buffer_scale", 255) if name == "int8" else ("momentum_buffer", float("nan"))
     state[bad].view(-1)[1] = code

@@ -10,6 +10,7 @@ import torch
 import halfstep_jax
 import halfstep_torch
 from halfstep.checkpoint import state_file
+from on_torch.steps import step_by_ones
 from twin.state_files import everything, torch_run, transform, weights
 
 
@@ -132,9 +133,7 @@ def test_parts_of_a_jax_run_are_groups_in_torch(tmp_path):
     ]
     optimizer = halfstep_torch.AdamW(groups, 1e-2, weight_decay=1e-4, compile=False)
     halfstep_torch.load_state(path, model, optimizer)
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     halfstep_torch.save_state(path, model, optimizer)
     updates, state = update(jax.tree.map(jnp.ones_like, params), state, params)
     params = optax.apply_updates(params, updates)

@@ -12,6 +12,7 @@ import torch
 import halfstep_jax
 import halfstep_torch
 from halfstep.rules.sgd_fed_back import SGDFedBack
+from on_torch.steps import step_by_ones
 from twin.moving import jax_run, torch_run
 from twin.test_adamw_fed_back import SHAPE, draws, error
 
@@ -129,8 +130,7 @@ def test_a_momentum_of_0_in_mid_run_is_refused_before_a_weight_changes():
     optimizer = halfstep_torch.SGD(
         [("w", w)], 1e-2, momentum=MOMENTUM, param_storage="feedback", compile=False
     )
-    w.grad = torch.ones_like(w)
-    optimizer.step()
+    step_by_ones(optimizer)
     before = w.detach().clone()
     optimizer.param_groups[0]["momentum"] = 0.0
     with pytest.raises(ValueError, match=r"momentum=0\.0 keeps nothing of it. Use a number above 0"):

@@ -23,6 +23,7 @@ from halfstep.checkpoint import state_file
 from halfstep.checkpoint.header import SPEC_VERSION
 from halfstep_spec import inspect as spec_inspect
 from halfstep_spec.checkpoint import state_file as spec_file
+from on_torch.steps import step_by_ones
 from twin.state_files import everything, torch_run, transform, weights
 
 _READERS = {
@@ -98,9 +99,7 @@ def damaged_files(file, tmp_path, monkeypatch):
 
 def test_model_and_optimizer_stay_as_they_are_where_a_file_is_refused(file, tmp_path, monkeypatch):
     path, (model, optimizer) = tmp_path / "bad", torch_run()
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
+    step_by_ones(optimizer)
     before = everything(model, optimizer)
     for content, message in damaged_files(file, tmp_path, monkeypatch).values():
         path.write_bytes(content)
