@@ -18,12 +18,7 @@ else:
 
 ROOT = pathlib.Path(__file__).parents[1]
 PLACEHOLDER = "halfstep.invalid"
-WITH_PLACEHOLDERS = {
-    ".github/ISSUE_TEMPLATE/config.yml",
-    "CITATION.cff",
-    "SECURITY.md",
-    "pyproject.toml",
-}
+WITH_PLACEHOLDERS = {".github/ISSUE_TEMPLATE/config.yml", "CITATION.cff", "SECURITY.md", "pyproject.toml"}
 """Every file with an address of the public repository, which does not exist yet: replace them all at once."""
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 

@@ -62,6 +62,5 @@ def test_streamed_state_has_the_bits_of_state_on_the_device(make, place, device,
             assert x.device.type == "cpu"
             assert key == "step" or x.is_pinned() == (device != "cpu")
             assert torch.equal(
-                x.view(torch.uint8) if x.dim() else x,
-                expected.view(torch.uint8) if x.dim() else expected,
+                x.view(torch.uint8) if x.dim() else x, expected.view(torch.uint8) if x.dim() else expected
             )

@@ -159,11 +159,7 @@ _OPTIONS_OF = {
     "lion": {"mu_rounding": _ROUNDINGS},
     **dict.fromkeys(_MUONS, _OF_MUON),
     "adan": {"mu_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS},
-    "ademamix": {
-        "mu_rounding": _ROUNDINGS,
-        "slow_rounding": _ROUNDINGS,
-        "nu_rounding": _SECOND_ROUNDINGS,
-    },
+    "ademamix": {"mu_rounding": _ROUNDINGS, "slow_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS},
     "rms": {"nu_rounding": _SECOND_ROUNDINGS, "eps_in_sqrt": _BOTH, "bias_correction": _BOTH},
     "adafactor": {
         "nu_rounding": _SECOND_ROUNDINGS,
@@ -177,11 +173,7 @@ _OPTIONS_OF = {
         "bias_correction": _BOTH,
         "lead_rounding": _SECOND_ROUNDINGS,
     },
-    "adamw_fed_back": {
-        "mu_rounding": _ROUNDINGS,
-        "nu_rounding": _SECOND_ROUNDINGS,
-        "nesterov": _BOTH,
-    },
+    "adamw_fed_back": {"mu_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS, "nesterov": _BOTH},
     "sgd_fed_back": {"rounding": _ROUNDINGS, "nesterov": _BOTH},
     "adamw_in_codes": {"mu_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS},
 }

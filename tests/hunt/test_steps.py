@@ -13,24 +13,8 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 from halfstep_spec import decode
-from hunt.settings import (
-    EXAMPLES,
-    SEED,
-    Numbers,
-    Setting,
-    kinds_for,
-    numbers_of,
-    patterns,
-    settings_of_steps,
-)
-from hunt.sides import (
-    Jax,
-    Reference,
-    Torch,
-    assert_same_arrays,
-    differ_by_subnormals,
-    subnormals_are_zeros,
-)
+from hunt.settings import EXAMPLES, SEED, Numbers, Setting, kinds_for, numbers_of, patterns, settings_of_steps
+from hunt.sides import Jax, Reference, Torch, assert_same_arrays, differ_by_subnormals, subnormals_are_zeros
 
 LEAST = 2.0**-40
 """Squares from here up are normal in float32; XLA on a CPU takes subnormal numbers for zero (contract A8)."""

@@ -191,10 +191,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    REFUSED,
-)
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
 def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, error, message):
     with pytest.raises(error) as caught:
         call()

@@ -119,11 +119,7 @@ def test_names_that_agree_but_for_module_in_front_keep_what_they_have_more_of_it
     assert (
         leaf_names(bare)
         == leaf_names([f"module.{name}" for name in bare])
-        == [
-            "weight",
-            "module/weight",
-            "bias",
-        ]
+        == ["weight", "module/weight", "bias"]
     )
 
 

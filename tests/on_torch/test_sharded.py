@@ -222,8 +222,7 @@ def test_the_mesh_changes_no_bit_of_two_processes():
 )
 def test_the_mesh_changes_no_bit_of_compiled_steps(count: int, recipe: str):
     in_processes(
-        count,
-        functools.partial(steps_have_the_bits_of_one_process, recipes=(recipe,), compile=True),
+        count, functools.partial(steps_have_the_bits_of_one_process, recipes=(recipe,), compile=True)
     )
 
 

@@ -19,13 +19,7 @@ from on_torch.processes import in_processes
 from on_torch.sharded import RECIPES, Holder, Run, assert_same_bits, shard
 
 # Of each recipe whether the optimizer's state dict is flattened.
-CHECKED = {
-    "default": True,
-    "eight_bit": False,
-    "four_bit": True,
-    "split16": False,
-    "float8": False,
-}
+CHECKED = {"default": True, "eight_bit": False, "four_bit": True, "split16": False, "float8": False}
 SAVED, GOES_ON = 2, 2
 
 
@@ -117,9 +111,7 @@ def backward(model, alone, optimizers) -> None:
 def test_a_run_that_four_processes_saved_goes_on_in_two_in_one_and_along_another_axis(tmp_path: pathlib.Path):
     folder = str(tmp_path / "saved")
     in_processes(
-        4,
-        functools.partial(save, folder=folder),
-        functools.partial(load_and_go_on, folder=folder, axis=1),
+        4, functools.partial(save, folder=folder), functools.partial(load_and_go_on, folder=folder, axis=1)
     )
     in_processes(
         2,

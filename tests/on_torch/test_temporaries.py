@@ -41,10 +41,7 @@ def peak_of_a_step(optimizer, piece: int = PIECE) -> int:
 
 @pytest.mark.parametrize(
     ("grads", "recipe"),
-    [
-        (torch.contiguous_format, {"param_storage": "split16"}),
-        (torch.channels_last, hs.recipes.eight_bit),
-    ],
+    [(torch.contiguous_format, {"param_storage": "split16"}), (torch.channels_last, hs.recipes.eight_bit)],
     ids=["row-major gradients", "blocks"],
 )
 def test_weights_that_are_not_row_major_are_copied_in_pieces(grads, recipe):

@@ -8,11 +8,7 @@ import halfstep_torch as hs
 from backends.on_torch import from_torch
 from halfstep_spec import PARAM_STORAGES
 from halfstep_spec.weights.split_weights import nearest_away
-from on_torch.steps import (
-    assert_same_snapshots,
-    snapshot,
-    values,
-)
+from on_torch.steps import assert_same_snapshots, snapshot, values
 
 
 def train(storage, dtype, start, steps):

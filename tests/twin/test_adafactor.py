@@ -199,10 +199,7 @@ def test_bad_numbers_name_value_rule_and_way_out(package):
         [torch.nn.Parameter(torch.ones(2))], halfstep_torch.chain(tx)
     )  # fmt: skip
     for make, message in (
-        (
-            lambda: package.scale_by_factored_rms(decay_rate=1.5),
-            r"decay_rate=1.5 .*Use a power",
-        ),
+        (lambda: package.scale_by_factored_rms(decay_rate=1.5), r"decay_rate=1.5 .*Use a power"),
         (lambda: package.scale_by_factored_rms(epsilon=-1.0), r"epsilon=-1.0 is negative. Use"),
         (lambda: package.scale_by_factored_rms(min_dim_size_to_factor=-1), r"min_dim_size.*=-1 .*Use 0"),
         (lambda: package.scale_by_factored_rms(step_offset=0.5), r"step_offset=0.5 is no integer"),

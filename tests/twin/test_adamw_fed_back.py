@@ -305,10 +305,7 @@ def test_what_stands_behind_it_is_refused():
 
 REFUSED = {
     "a moment with feedback": ({"mu_rounding": "feedback"}, "steps before it stores"),
-    "updates before moments": (
-        {"recipe": "one_pass"},
-        "nu_dtype=uroot4_e4m4 makes updates of moments",
-    ),
+    "updates before moments": ({"recipe": "one_pass"}, "nu_dtype=uroot4_e4m4 makes updates of moments"),
 }
 
 

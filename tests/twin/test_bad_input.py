@@ -109,10 +109,7 @@ VALUES = {
             f"mu_rounding='stochastik' is not a rounding. Did you mean \"stochastic\"? {ROUNDINGS}",
         ),
     ],
-    "scale_by_adan": [
-        ({"b3": 1.5}, f"b3=1.5 is outside [0, 1). {B1}"),
-        ({"nu_dtype": "uroot4_e4m4"}, STOPS),
-    ],
+    "scale_by_adan": [({"b3": 1.5}, f"b3=1.5 is outside [0, 1). {B1}"), ({"nu_dtype": "uroot4_e4m4"}, STOPS)],
     "scale_by_ademamix": [({"b3": 1.5}, f"b3=1.5 is outside [0, 1). {B1}")],
     "scale_by_muon": [({"beta": 1.5}, f"beta=1.5 is outside [0, 1). {B1}")],
     "scale_by_rms": [({"decay": 1.5}, f"decay=1.5 is outside [0, 1). {B1}")],
@@ -146,10 +143,7 @@ VALUES = {
             {"decay": 0.9, "accumulator_dtype": scaled("ufloat8_e5m3")},
             "accumulator_dtype=ufloat8_e5m3 has no sign. Use it for nu, and a signed format for accumulator.",
         ),
-        (
-            {"decay": 0.9, "accumulator_dtype": relative("int8")},
-            NO_UNIT.format("accumulator_dtype", "trace"),
-        ),
+        ({"decay": 0.9, "accumulator_dtype": relative("int8")}, NO_UNIT.format("accumulator_dtype", "trace")),
         ({"decay": 0.9, "rounding": "up"}, f"rounding='up' is not a rounding. {ROUNDINGS}"),
     ],
     "add_decayed_weights": [({"weight_decay": -0.1}, f"weight_decay=-0.1 is negative. {AT_LEAST_0}")],
@@ -157,7 +151,7 @@ VALUES = {
         (
             {"learning_rate": -0.1},
             "learning_rate=-0.1 is negative. Use a number >= 0, or flip_sign=False to ascend.",
-        ),
+        )
     ],
     "scale_by_trust_ratio": [
         (

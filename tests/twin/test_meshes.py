@@ -15,10 +15,7 @@ from on_torch.sharded import shard
 
 # Rows that two processes share evenly, or not; blocks of 128 lie along rows.
 SHAPES = {"dense/kernel": (8, 256), "dense/bias": (256,), "head/kernel": (5, 130)}
-RECIPES = {
-    "default": {},
-    "eight_bit": {"recipe": "eight_bit", "param_storage": "split16"},
-}
+RECIPES = {"default": {}, "eight_bit": {"recipe": "eight_bit", "param_storage": "split16"}}
 
 
 def numbers(step: int) -> dict[str, np.ndarray]:

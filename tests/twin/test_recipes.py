@@ -164,10 +164,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    REFUSED,
-)
+@pytest.mark.parametrize(("call", "message"), REFUSED)
 def test_a_recipe_that_does_not_apply_is_named_and_what_does(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call("one_pass")

@@ -220,10 +220,7 @@ def test_an_interrupted_change_of_weights_loses_none(interrupted, after):
             raise Interrupt
         return copy_(x, *args, **options)
 
-    with (
-        unittest.mock.patch.object(torch.Tensor, "copy_", copy_until_a_signal),
-        pytest.raises(Interrupt),
-    ):
+    with unittest.mock.patch.object(torch.Tensor, "copy_", copy_until_a_signal), pytest.raises(Interrupt):
         getattr(optimizer, interrupted)()
     with pytest.raises(RuntimeError, match=r"Call train\(\) first"):
         optimizer.step()
@@ -246,10 +243,7 @@ def test_after_an_interrupted_train_eval_shows_averages_alone():
             raise Interrupt
         return copy_(x, *args)
 
-    with (
-        unittest.mock.patch.object(torch.Tensor, "copy_", copy_to_matrices),
-        pytest.raises(Interrupt),
-    ):
+    with unittest.mock.patch.object(torch.Tensor, "copy_", copy_to_matrices), pytest.raises(Interrupt):
         optimizer.train()
     assert not torch.equal(model.weight, averaged[0])
     optimizer.eval()

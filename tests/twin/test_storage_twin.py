@@ -19,10 +19,7 @@ from compare import assert_same
 from halfstep_spec.numbers.random_words import random_words
 
 _LEAF, _SEED, _LR, _DECAY = "encoder/kernel", 12345, 1e-3, 0.1
-_DTYPES = {
-    "bfloat16": (jnp.bfloat16, torch.bfloat16),
-    "float32": (jnp.float32, torch.float32),
-}
+_DTYPES = {"bfloat16": (jnp.bfloat16, torch.bfloat16), "float32": (jnp.float32, torch.float32)}
 
 # Update rule, mu, nu, weights: every one of each at least once.
 GRID = [
