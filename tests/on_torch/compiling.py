@@ -1,10 +1,12 @@
-"""What the tests of compiled steps share: models of many shapes, gradients, steps."""
+"""What the tests of compiled steps share: models of many shapes, and graphs."""
 
 import itertools
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+
+from on_torch.steps import parameters
 
 # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
 IMPORTS_INDUCTOR = pytest.mark.filterwarnings(
@@ -25,22 +27,5 @@ def shapes() -> list[tuple[int, ...]]:
 
 
 def model(count: int, dtype=torch.bfloat16) -> list[tuple[str, torch.nn.Parameter]]:
-    generator = torch.Generator().manual_seed(0)
     cycle = itertools.cycle(shapes())
-    return [
-        (f"layer.{i}", torch.nn.Parameter(torch.randn(next(cycle), generator=generator).to(dtype)))
-        for i in range(count)
-    ]
-
-
-def give_gradients(params, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for _, p in params:
-        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-
-
-def take_steps(optimizer, params, count: int) -> None:
-    """Step `count` times with the gradients of seeds 0, 1, ..."""
-    for step in range(count):
-        give_gradients(params, step)
-        optimizer.step()
+    return parameters(dtype, {f"layer.{i}": next(cycle) for i in range(count)})

@@ -1,10 +1,11 @@
-"""What the tests of PyTorch's demands share: every optimizer of ours, parameters, gradients, a run."""
+"""What the tests of PyTorch's demands share: every optimizer of ours, and parameters."""
 
 import functools
 
 import torch
 
 import halfstep_torch as hs
+from on_torch.steps import drawn_float32
 
 
 def rms(params, lr=1e-3, weight_decay=0.0, maximize=False):
@@ -24,25 +25,10 @@ MAKERS = {
 }
 
 
-def normal(shape, generator, dtype):
-    return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
-
-
 def parameters(dtype=torch.bfloat16):
     """Return named parameters: a matrix, one that is not row-major, a scalar, one without elements."""
     generator = torch.Generator().manual_seed(0)
-    drawn = {shape: normal(shape, generator, dtype) for shape in [(4, 3), (3, 5), (), (0, 2)]}
+    shapes = (4, 3), (3, 5), (), (0, 2)
+    drawn = {shape: drawn_float32(shape, generator).to(dtype) for shape in shapes}
     of_names = zip(("w", "t", "scale", "none"), drawn.values(), strict=True)
     return [(name, torch.nn.Parameter(x.T if name == "t" else x)) for name, x in of_names]
-
-
-def give_grads(params, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for _, p in params:
-        p.grad = normal(p.shape, generator, p.dtype)
-
-
-def run(params, optimizer, seeds):
-    for seed in seeds:
-        give_grads(params, seed)
-        optimizer.step()

@@ -46,22 +46,32 @@ def assert_same_snapshots(ours: list[np.ndarray], theirs: list[np.ndarray]) -> N
         np.testing.assert_array_equal(a, b, err_msg=f"array {i}")
 
 
-def parameters(dtype=torch.bfloat16):
-    """Return named parameters: a matrix, a vector and a number."""
+SHAPES = {"a.w": (6, 5), "a.b": (5,), "scale": ()}
+
+
+def parameters(dtype=torch.bfloat16, shapes=SHAPES):
+    """Return named parameters: by default a matrix, a vector and a number."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {"a.w": (6, 5), "a.b": (5,), "scale": ()}
-    return [
-        (name, torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)))
-        for name, shape in shapes.items()
-    ]
+    drawn = {name: drawn_float32(shape, generator) for name, shape in shapes.items()}
+    return [(name, torch.nn.Parameter(x.to(dtype))) for name, x in drawn.items()]
+
+
+def drawn_float32(shape, generator):
+    """Draw normal numbers in float32, whatever the default dtype is."""
+    return torch.randn(shape, generator=generator, dtype=torch.float32)
+
+
+def give_gradients(params, step):
+    """Give named parameters the gradients of a step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    for _, p in params:
+        p.grad = drawn_float32(p.shape, generator).to(p.dtype)
 
 
 def run(params, optimizer, steps):
-    """Step named parameters by gradients that the number of the step decides."""
+    """Step named parameters by the gradients of each step."""
     for step in steps:
-        for i, (_, p) in enumerate(params):
-            generator = torch.Generator().manual_seed(10 * step + i)
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        give_gradients(params, step)
         optimizer.step()
 
 

@@ -13,8 +13,8 @@ import halfstep_torch as hs
 from halfstep_torch.engine import compile_choice, inductor
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.say_once import say_once
-from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, graphs, model, take_steps
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.compiling import IMPORTS_INDUCTOR, graphs, model
+from on_torch.steps import assert_same_snapshots, give_gradients, run, snapshot
 
 
 def slowly(function, **options):
@@ -48,8 +48,7 @@ def test_auto_compiles_once_eager_steps_have_cost_as_much_as_compiling(fresh, mo
     optimizer = hs.AdamW(params)
     before = graphs()
     for step, compiled in enumerate((0, 0, 1, 1)):
-        give_gradients(params, step)
-        optimizer.step()
+        run(params, optimizer, [step])
         assert graphs() - before == compiled
 
 
@@ -201,7 +200,7 @@ def test_a_setting_of_inductor_changes_no_bit(fresh, name):
         p = torch.nn.Parameter(torch.linspace(-1, 1, 1 << 15))
         optimizer = hs.AdamW([("w", p)], lr=1e-2, weight_decay=0.1, compile=compile, **hs.recipes.one_pass)
         with config.patch({name: SETTINGS[name]}):
-            take_steps(optimizer, [("w", p)], 3)
+            run([("w", p)], optimizer, range(3))
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
 

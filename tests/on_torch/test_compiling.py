@@ -12,8 +12,8 @@ from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
 from halfstep_torch.engine import batches, compile_choice, compiled_stage, groups, inductor
-from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, graphs, model, shapes, take_steps
-from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
+from on_torch.compiling import IMPORTS_INDUCTOR, graphs, model, shapes
+from on_torch.steps import assert_same_snapshots, give_gradients, run, snapshot, step_by_ones
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -38,8 +38,7 @@ def test_other_seeds_rates_and_optimizers_share_the_graph(fresh):
     for seed, lr in ((0, 1e-3), (2**50, 1e-2)):
         params = model(4)
         optimizer = hs.AdamW(params, lr=lr, seed=seed, weight_decay=0.1 + lr, compile=True)
-        give_gradients(params, seed)
-        optimizer.step()
+        run(params, optimizer, [seed])
     assert graphs() - before == 1
 
 
@@ -48,8 +47,7 @@ def test_a_step_without_random_words_is_one_graph_however_many_arrays(fresh):
     for count in (1, 3):
         params = model(count, torch.float32)
         optimizer = hs.AdamW(params, compile=True)
-        give_gradients(params, 0)
-        optimizer.step()
+        run(params, optimizer, [0])
     assert graphs() - before == 1
 
 
@@ -64,7 +62,7 @@ def test_steps_pass_dynamo_when_they_compile_and_never_again(fresh, monkeypatch)
     monkeypatch.setattr(torch, "compile", watched)
     params = model(12)
     optimizer = hs.AdamW(params, compile=True)
-    take_steps(optimizer, params, 3)
+    run(params, optimizer, range(3))
     assert len(passed) == 2  # of two lengths
 
 
@@ -75,7 +73,7 @@ def test_a_kernel_whose_arguments_are_not_recognised_is_called_through_dynamo(fr
         monkeypatch.setattr(inductor, "_places", places)
         params = model(12)
         optimizer = hs.AdamW(params, compile=True)
-        take_steps(optimizer, params, 2)
+        run(params, optimizer, range(2))
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
 
@@ -148,7 +146,7 @@ def test_rows_of_one_parameter_have_the_bits_of_rows_of_many(fresh, monkeypatch)
     ]
     optimizers = [hs.AdamW(ours, compile=True), hs.AdamW(theirs, compile=False)]
     for optimizer, params in zip(optimizers, (ours, theirs), strict=True):
-        take_steps(optimizer, params, 3)
+        run(params, optimizer, range(3))
     for (_, p), (_, q) in zip(ours, theirs, strict=True):
         assert torch.equal(p.view(torch.int16), q.view(torch.int16))
 
@@ -224,7 +222,7 @@ def test_eager_and_compiled_steps_of_a_whole_model_have_the_same_bits():
     for compile in (False, True):
         params = model(60)
         optimizer = hs.AdamW(params, weight_decay=0.1, compile=compile)
-        take_steps(optimizer, params, 3)
+        run(params, optimizer, range(3))
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
 
@@ -235,7 +233,7 @@ def test_a_run_that_changes_over_to_compiled_steps_has_the_bits_of_one_that_does
         monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", cost)
         params = model(12)
         optimizer = hs.AdamW(params, weight_decay=0.1)
-        take_steps(optimizer, params, 4)
+        run(params, optimizer, range(4))
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
 

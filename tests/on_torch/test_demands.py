@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from on_torch.demands import give_grads, parameters, run
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.demands import parameters
+from on_torch.steps import assert_same_snapshots, give_gradients, run, snapshot
 
 
 def test_a_step_goes_downhill(make):
@@ -36,7 +36,7 @@ def test_to_maximize_is_to_minimize_the_opposite(make):
         params = parameters()
         optimizer = make(params, lr=1e-2, maximize=maximize)
         for seed in range(3):
-            give_grads(params, seed)
+            give_gradients(params, seed)
             for _, p in params:
                 p.grad = -p.grad if maximize else p.grad
             optimizer.step()
@@ -50,7 +50,7 @@ def test_parameters_of_all_dtypes_step_together_as_they_do_alone(make):
         optimizer = make(params, lr=1e-2, weight_decay=0.1)
         for step in range(2):
             for i in range(0, len(params), 4):
-                give_grads(params[i : i + 4], step)
+                give_gradients(params[i : i + 4], step)
             optimizer.step()
         return snapshot(optimizer)
 
@@ -82,7 +82,7 @@ def test_a_parameter_without_gradient_is_left_alone(make):
     params = parameters()
     optimizer = make(params, lr=1e-2, weight_decay=0.1)
     run(params, optimizer, range(2))
-    give_grads(params, 2)
+    give_gradients(params, 2)
     frozen = params[0][1]
     frozen.grad = None
     before, state = frozen.detach().clone(), copy.deepcopy(optimizer.state[frozen])
@@ -179,7 +179,7 @@ def test_weights_stay_leaves_that_want_gradients(make):
 def test_zero_grad_drops_gradients_or_fills_them_with_zeros(make):
     params = parameters()
     optimizer = make(params)
-    give_grads(params, 0)
+    give_gradients(params, 0)
     grads = [p.grad for _, p in params]
     optimizer.zero_grad(set_to_none=False)
     assert all(p.grad is g and not g.any() for (_, p), g in zip(params, grads, strict=True))

@@ -12,8 +12,8 @@ from torch.optim import lr_scheduler, swa_utils
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import halfstep_torch as hs
-from on_torch.demands import give_grads, parameters, run
-from on_torch.steps import assert_same_snapshots, snapshot, through_a_file
+from on_torch.demands import parameters
+from on_torch.steps import assert_same_snapshots, give_gradients, run, snapshot, through_a_file
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_parameter_is_in_one_group(make):
 def test_a_gradient_that_cannot_be_used_stops_the_step_for_all(make, kind):
     params = parameters()
     optimizer = make(params, lr=1e-2)
-    give_grads(params, 0)
+    give_gradients(params, 0)
     p = params[1][1]
     if kind == "sparse":
         p.grad = p.detach().to_sparse()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from on_torch.steps import run
 
 SHAPES = {"dense.weight": (64, 80), "dense.bias": (80,)}
 
@@ -21,11 +22,7 @@ def parameters(dtype=torch.float32) -> dict[str, torch.nn.Parameter]:
 
 
 def train(params: dict, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
-    for step in range(first, last):
-        generator = torch.Generator().manual_seed(step)
-        for p in params.values():
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-        optimizer.step()
+    run([*params.items()], optimizer, range(first, last))
 
 
 def distance(ours: dict, theirs: dict) -> float:

@@ -16,7 +16,7 @@ from torch.autograd import grad_mode
 import halfstep_torch as hs
 from halfstep_torch import launch
 from halfstep_torch.engine.signals import SignalsWait
-from on_torch.steps import reals, snapshot
+from on_torch.steps import give_gradients, parameters, run, snapshot
 
 SHAPES = [(100, 100)] + [(40, 17)] * 8
 NEEDS_TIMER = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers that send signals")
@@ -27,15 +27,7 @@ class Interrupted(Exception):
 
 
 def named(shapes=SHAPES):
-    return [
-        (f"w{i}", torch.nn.Parameter(reals(shape, seed=i).to(torch.bfloat16)))
-        for i, shape in enumerate(shapes)
-    ]
-
-
-def give_gradients(pairs, step):
-    for i, (_, param) in enumerate(pairs):
-        param.grad = reals(param.shape, seed=100 * step + i).to(torch.bfloat16)
+    return parameters(shapes={f"w{i}": shape for i, shape in enumerate(shapes)})
 
 
 def digest(optimizer):
@@ -77,15 +69,12 @@ def interrupted_steps(alarm, signals: int, **options) -> int:
     pairs, undisturbed = named(), named()
     optimizer, reference = (hs.AdamW(of, lr=1e-2, seed=3, **options) for of in (pairs, undisturbed))
     rng, came, whole = np.random.default_rng(0), 0, 0
-    for of, run in ((undisturbed, reference), (pairs, optimizer)):
-        give_gradients(of, 0)
-        run.step()
+    run(undisturbed, reference, [0])
+    run(pairs, optimizer, [0])
     start = time.perf_counter()
-    give_gradients(undisturbed, 1)
-    reference.step()
+    run(undisturbed, reference, [1])
     duration, expected = time.perf_counter() - start, {2: digest(reference)}
-    give_gradients(pairs, 1)
-    optimizer.step()
+    run(pairs, optimizer, [1])
     for i in range(signals):
         (count,) = set(counts(optimizer))
         give_gradients(pairs, count)
@@ -103,8 +92,7 @@ def interrupted_steps(alarm, signals: int, **options) -> int:
         (now,) = set(counts(optimizer))
         whole += now > count
         if now not in expected:
-            give_gradients(undisturbed, count)
-            reference.step()
+            run(undisturbed, reference, [count])
             expected[now] = digest(reference)
         assert digest(optimizer) == expected[now]
     assert whole > signals // 4

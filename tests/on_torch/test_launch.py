@@ -15,7 +15,14 @@ from halfstep_torch.engine.plan import Stream
 from halfstep_torch.engine.step_numbers import KeysAhead, stream_keys
 from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.numbers.random_words import as_int32
-from on_torch.steps import assert_same_snapshots, reals, snapshot, step_by_ones
+from on_torch.steps import (
+    assert_same_snapshots,
+    give_gradients,
+    parameters,
+    run,
+    snapshot,
+    step_by_ones,
+)
 
 
 class Wrapped(torch.nn.Parameter):
@@ -31,24 +38,14 @@ class WrappedTensor(torch.Tensor):
 
 
 def named(shapes=((16, 16), (4, 1), (300, 300))):
-    return [
-        (f"w{i}", torch.nn.Parameter(reals(shape, seed=i).to(torch.bfloat16)))
-        for i, shape in enumerate(shapes)
-    ]
-
-
-def give_gradients(pairs, step):
-    for i, (_, param) in enumerate(pairs):
-        param.grad = reals(param.shape, seed=100 * step + i).to(param.dtype)
+    return parameters(shapes={f"w{i}": shape for i, shape in enumerate(shapes)})
 
 
 def stepped(steps: int = 2, **options):
     """Return parameters and an optimizer that has made some steps, the last of them by its launch."""
     pairs = named()
     optimizer = hs.AdamW(pairs, lr=1e-2, seed=3, compile=False, **options)
-    for step in range(steps):
-        give_gradients(pairs, step)
-        optimizer.step()
+    run(pairs, optimizer, range(steps))
     assert optimizer._launches[None]._key is not None
     give_gradients(pairs, steps)
     return pairs, optimizer
@@ -403,9 +400,7 @@ def test_a_warm_step_calls_a_few_functions_whatever_the_number_of_weights():
     def calls(count):
         pairs = named([(8, 8)] * count)
         optimizer = hs.AdamW(pairs, compile=False)
-        for step in range(3):
-            give_gradients(pairs, step)
-            optimizer.step()
+        run(pairs, optimizer, range(3))
         made = 0
 
         def profile(frame, event, _):

@@ -10,15 +10,13 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.leaves import group_names
-from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
+from on_torch.steps import assert_same_snapshots, parameters, snapshot, step_by_ones
+
+SHAPES = {"layer.0.w": (5, 4), "layer.1.w": (300,), "layer.2.w": (7, 3, 2)}
 
 
-def named(shapes=((5, 4), (300,), (7, 3, 2))):
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (f"layer.{i}.w", torch.nn.Parameter(torch.randn(shape, generator=generator).bfloat16()))
-        for i, shape in enumerate(shapes)
-    ]
+def named():
+    return parameters(shapes=SHAPES)
 
 
 def step_named(params, optimizer, steps=3, without=()):

@@ -5,13 +5,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import halfstep_torch as hs
-from on_torch.demands import give_grads, parameters
+from on_torch.demands import parameters
+from on_torch.steps import give_gradients
 
 
 def test_step_zero_grad_drops_the_gradients_after_use():
     params = parameters()
     optimizer = hs.AdamW(params)
-    give_grads(params, 0)
+    give_gradients(params, 0)
     assert optimizer.step(zero_grad=True) is None
     assert all(p.grad is None for _, p in params)
     assert all(optimizer.state[p]["step"] == 1 for _, p in params)
@@ -20,7 +21,7 @@ def test_step_zero_grad_drops_the_gradients_after_use():
 def test_gradients_are_not_written_to():
     params = parameters()
     optimizer = hs.Adam(params, weight_decay=0.1, maximize=True)
-    give_grads(params, 0)
+    give_gradients(params, 0)
     before = [p.grad.clone() for _, p in params]
     optimizer.step()
     assert all(torch.equal(p.grad, grad) for (_, p), grad in zip(params, before, strict=True))
@@ -43,7 +44,7 @@ def test_counts_stop_at_the_last_step_and_others_go_on():
 def test_a_step_leaves_the_global_generators_alone():
     params = parameters()
     optimizer = hs.AdamW(params)
-    give_grads(params, 0)
+    give_gradients(params, 0)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     optimizer.step()
     assert torch.equal(before, torch.get_rng_state())

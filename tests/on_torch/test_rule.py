@@ -8,7 +8,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.links.link import Link
-from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
+from on_torch.steps import assert_same_snapshots, give_gradients, parameters, snapshot, step_by_ones
 
 SHAPES = {"a.weight": (24, 40), "a.bias": (7,), "b.weight": (130, 64)}
 
@@ -102,22 +102,8 @@ class Factored(Link):
         return g / op.sqrt(op.apply(outer, row, column))
 
 
-def model(dtype=torch.bfloat16):
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (name, torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)))
-        for name, shape in SHAPES.items()
-    ]
-
-
-def give_gradients(named, step):
-    generator = torch.Generator().manual_seed(100 + step)
-    for _, p in named:
-        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-
-
 def build(rule, *, last=None, **options):
-    named = model()
+    named = parameters(shapes=SHAPES)
     last = hs.round_stochastically(3) if last is None else last
     tx = hs.chain(rule, hs.add_decayed_weights(0.1), hs.scale_by_learning_rate(1e-2), last)
     return named, hs.Optimizer(named, tx, **options)
@@ -163,7 +149,7 @@ def test_a_users_rule_steps_and_resumes_to_the_bit(rule):
         give_gradients(again, step)
         second.step()
     assert_same_snapshots(snapshot(straight), snapshot(second))
-    start = dict(model())
+    start = dict(parameters(shapes=SHAPES))
     assert all((p != start[name]).float().mean() > 0.5 for name, p in again)
 
 

@@ -14,8 +14,8 @@ import halfstep_torch as hs
 from halfstep_torch.engine import compiled_stage as stages
 from halfstep_torch.engine import float32_copies, kernel_store
 from halfstep_torch.engine.inductor import find_cxx
-from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, model, take_steps
-from on_torch.steps import assert_same_snapshots, reals, snapshot, step_by_ones
+from on_torch.compiling import IMPORTS_INDUCTOR, model
+from on_torch.steps import assert_same_snapshots, reals, run, snapshot, step_by_ones
 
 ROOT = pathlib.Path(__file__).parents[2]
 NAME = """
@@ -174,7 +174,7 @@ def test_a_library_that_does_not_load_is_none(folder):
 def steps_of(compile, count: int = 3, recipe=None):
     params = [("w", torch.nn.Parameter(reals((128, 128), seed=1)))] if recipe else model(40)
     optimizer = hs.AdamW(params, lr=1e-2, seed=5, compile=compile, recipe=recipe)
-    take_steps(optimizer, params, count)
+    run(params, optimizer, range(count))
     return optimizer
 
 
@@ -249,6 +249,5 @@ def test_wrapped_optimizers_round_by_a_stored_kernel_from_the_first_step(folder,
 def test_what_is_not_stored_is_at_hand_for_nobody(folder):
     params = model(3)
     optimizer = hs.AdamW(params, compile="auto")
-    give_gradients(params, 0)
-    optimizer.step()
+    run(params, optimizer, [0])
     assert not stages.is_at_hand(optimizer._launches[None].batches[0])
