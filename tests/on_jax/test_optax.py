@@ -137,32 +137,6 @@ def test_apply_if_finite_goes_around_the_links_before_ours():
         run(wrapped, {"w": weights(20)}, {"w": rows})
 
 
-def test_clipping_a_global_norm_stands_before():
-    tx = optax.chain(optax.clip_by_global_norm(1.0), hs.adamw(1e-3))
-    params, rows = {"w": weights(20)}, {"w": gradients(3, 20, "bfloat16")}
-    after, _ = run(tx, params, rows)
-    assert after["w"].dtype == jnp.bfloat16
-
-
-def test_absolute_decay_stands_after_the_learning_rate():
-    p = {"w": jnp.full(3, 2.0, jnp.bfloat16)}
-    tx = optax.chain(hs.scale_by_learning_rate(0.5), hs.add_decayed_weights(0.25, absolute=True))
-    updates, _ = tx.update({"w": jnp.ones(3)}, tx.init(p), p)
-    np.testing.assert_array_equal(np.asarray(updates["w"]), np.full(3, -0.5 - 0.25 * 2))
-
-
-def test_a_decay_of_zero_leaves_infinite_weights_and_updates_alone():
-    p, u = {"w": jnp.array([jnp.inf, 1.0], jnp.bfloat16)}, {"w": jnp.array([0.5, -0.0])}
-    updates, _ = hs.add_decayed_weights(0.0).update(u, optax.EmptyState(), p)
-    assert_trees_same(updates, u)
-
-
-def test_a_learning_rate_without_flipped_sign_ascends():
-    tx = hs.scale_by_learning_rate(0.5, flip_sign=False)
-    updates, _ = tx.update({"w": jnp.ones(3)}, tx.init(None))
-    np.testing.assert_array_equal(np.asarray(updates["w"]), np.full(3, 0.5))
-
-
 @pytest.mark.slow
 def test_x64_changes_nothing():
     params, rows = {"w": weights(30)}, {"w": gradients(3, 30)}

@@ -73,18 +73,3 @@ def test_tiny_and_huge_weights_have_the_ratio_of_others():
         assert scaled_by_ratio([1.0] * 4, [size] * 4) == [1.0] * 4
     # Elements are float32 numbers, and their norm of 2^128 is above the largest.
     assert scaled_by_ratio([1.0] * 4, [2.0**127] * 4) == [1.0] * 4
-
-
-def test_zeros_have_a_ratio_of_1_unless_min_norm_lifts_them():
-    assert scaled_by_ratio([0.0], [3.0]) == [3]
-    assert scaled_by_ratio([2.0], [0.0], eps=0.5) == [0]
-    assert scaled_by_ratio([0.0], [2.0], min_norm=0.5) == [0.5]
-
-
-def test_bounds_on_the_weights_norm_and_on_the_ratio():
-    assert scaled_by_ratio([8.0], [2.0]) == [8]
-    assert scaled_by_ratio([8.0], [2.0], max_norm=4.0) == [4]
-    assert scaled_by_ratio([8.0], [2.0], max_ratio=3.0) == [6]
-    assert scaled_by_ratio([8.0], [2.0], min_ratio=5.0) == [10]
-    assert scaled_by_ratio([0.0], [2.0], min_ratio=5.0) == [10]
-    assert math.isnan(scaled_by_ratio([math.nan], [2.0], max_norm=4.0)[0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from on_torch.steps import assert_same_snapshots, parameters, run, snapshot, step_by_ones
+from on_torch.steps import assert_same_snapshots, parameters, run, snapshot
 
 SMALL = {"block_size": 4, "min_size": 0, "min_ndim": 0}
 FP8 = hs.scaled("float8_e4m3fn", **SMALL)
@@ -19,16 +19,6 @@ def optimizer(params, *links, seed=0, **options):
 
 def adam(**options):
     return hs.scale_by_adam(mu_dtype="float32", nu_dtype="float32", **options)
-
-
-def test_stored_in_float32_it_is_the_transform_itself():
-    results = []
-    for link in (adam(), hs.store_state(adam(), "float32")):
-        params = parameters()
-        made = optimizer(params, link)
-        run(params, made, range(4))
-        results.append(snapshot(made))
-    assert_same_snapshots(*results)
 
 
 def test_a_wrapped_link_measures_all_gradients():
@@ -108,13 +98,6 @@ def test_select_is_asked_by_the_contract_s_names_and_by_shape():
     assert stored == {"a.w": torch.bfloat16, "a.b": torch.float32, "scale": torch.float32}
 
 
-def test_arrays_too_small_for_the_format_stay_as_they_were_made():
-    p = torch.nn.Parameter(torch.ones(8, 8))
-    made = optimizer([p], hs.store_state(adam(), hs.scaled("int8")))
-    step_by_ones(made)
-    assert made.state[p]["exp_avg"].dtype == torch.float32
-
-
 def test_a_state_of_another_format_is_refused():
     params = parameters()
     first = optimizer(params, hs.store_state(adam(), hs.scaled("ufloat8_e5m3", **SMALL), select=only_nu))
@@ -126,39 +109,6 @@ def test_a_state_of_another_format_is_refused():
         ValueError, match="of the chain store_state\\(scale_by_adam, ufloat8_e5m3 in blocks of 4"
     ):
         other.load_state_dict(first.state_dict())
-
-
-def test_lamb_s_state_can_be_stored_too():
-    params = parameters()
-    ratio = hs.scale_by_trust_ratio()
-    made = optimizer(params, hs.store_state(hs.chain(adam(), hs.add_decayed_weights(0.1), ratio), FP8))
-    run(params, made, range(2))
-    assert made.state[params[0][1]]["exp_avg"].dtype == torch.float8_e4m3fn
-
-
-def test_in_float32_weights_of_split_params_it_is_inside():
-    params = parameters()
-    tx = hs.chain(hs.store_state(hs.scale_by_adam(), FP8), hs.scale_by_learning_rate(RATE))
-    made = hs.Optimizer(params, hs.split_params(tx, 16))
-    run(params, made, range(2))
-    assert set(made.state[params[0][1]]) == {
-        "step",
-        "exp_avg",
-        "exp_avg_scale",
-        "exp_avg_sq",
-        "exp_avg_sq_scale",
-        "extra_bits",
-    }
-
-
-def test_a_second_moment_is_never_stored_as_zero():
-    p = torch.nn.Parameter(torch.zeros(2, 4))
-    p.grad = torch.tensor([[1.0, 2.0**-20, 2.0**-20, 2.0**-20], [0, 0, 0, 0]])
-    made = optimizer([p], hs.store_state(adam(), FP8))
-    made.step()
-    codes = made.state[p]["exp_avg_sq"].float()
-    assert (codes[0] > 0).all()
-    assert (codes[1] == 0).all()
 
 
 @pytest.mark.slow
