@@ -163,21 +163,3 @@ def test_settings_of_jax_change_nothing():
         assert_equal(hs.random_words(5, 6, "w", hs.Role.MU, (9,)), expected)
     with jax.enable_x64(True):
         assert_equal(hs.random_words(5, 6, "w", hs.Role.MU, (9,)), expected)
-
-
-def test_vmap_gives_each_member_the_words_of_its_own_seed():
-    seeds = jnp.array([[0, 1], [0, 2], [3, 0]], jnp.uint32)
-    words = jax.vmap(lambda seed: hs.random_words(seed, 1, "w", hs.Role.PARAM, (4,)))(seeds)
-    for row, seed in zip(words, (1, 2, 3 * 2**32), strict=True):
-        assert_equal(row, spec.random_words(seed, 1, "w", 0, (4,)))
-
-
-def test_every_argument_changes_the_words():
-    base = {"seed": 0, "step": 1, "leaf": "w", "role": hs.Role.PARAM, "shape": (64,)}
-    words = [hs.random_words(**base)] + [
-        hs.random_words(**base | change)
-        for change in (
-            {"seed": 1}, {"seed": 2**32}, {"step": 2}, {"leaf": "v"}, {"role": hs.Role.MU}, {"offset": 64}
-        )
-    ]  # fmt: skip
-    assert len({np.asarray(w).tobytes() for w in words}) == len(words)
