@@ -70,3 +70,8 @@ class Arrays(Protocol):
     def behind(self, x: Array, /) -> "Arrays":
         """Return operations for products made of `x`, whose sign is 0 but unknown to the compiler."""
         ...
+
+
+def dtype_name(x: object) -> str:
+    """Return the name of an array's dtype, alike in all frameworks; the name of its type if x is no array."""
+    return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")

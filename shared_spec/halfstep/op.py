@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from halfstep.arrays import Array
+from halfstep.arrays import Array, dtype_name
 from halfstep.means import mean
 from halfstep.numbers import Count, Mask, Number, Operand, Origin, ReadFromNumbers
 
@@ -295,11 +295,6 @@ class NumbersOp(Op):
 
 def _shape(x: Number) -> tuple[int, ...]:
     return tuple(getattr(x.value, "shape", ()))
-
-
-def dtype_name(x: object) -> str:
-    """Return the name of an array's dtype, alike in all frameworks; the name of its type if x is no array."""
-    return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
 
 
 def check_array(rule: str, what: str, x: object, shape: tuple[int, ...]) -> None:

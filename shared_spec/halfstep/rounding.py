@@ -6,11 +6,35 @@ Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, se
 The carry form is ours.
 """
 
-from halfstep.arrays import Array, Arrays
-from halfstep.float_formats import FloatFormat
+from collections.abc import Iterable
+from typing import Any
 
+from halfstep.arrays import Array, Arrays, dtype_name
+from halfstep.did_you_mean import listed
+from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
+
+ROUNDING_TARGETS = ("float32", *FLOAT_FORMATS)
 _DRAWN = 16
 """Random bits of a rounding: a field of a word (contract W6)."""
+
+
+def check_round_to(
+    dtype: str, x: Any, words: Any, sources: Iterable[str], word_dtypes: Iterable[str]
+) -> None:
+    """Refuse arguments of `round_to`, whose arrays are of these dtypes."""
+    if dtype not in ROUNDING_TARGETS:
+        raise ValueError(f"round_to: dtype={dtype} is not a rounding target. Use {listed(ROUNDING_TARGETS)}.")
+    if (given := dtype_name(x)) not in sources:
+        raise TypeError(f"round_to: x is {given}; it is rounded from float32. Cast it to float32.")
+    if words is None:
+        return
+    if (given := dtype_name(words)) not in word_dtypes:
+        raise TypeError(f"round_to: words are {given}. Use one uint32 word per element.")
+    if words.shape != x.shape:
+        raise ValueError(
+            f"round_to: words have shape {tuple(words.shape)}, x {tuple(x.shape)}. "
+            "Use one uint32 word per element."
+        )
 
 
 def draw(xp: Arrays, words: Array, bits: int) -> Array:

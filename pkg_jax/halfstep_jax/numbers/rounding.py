@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep.did_you_mean import listed
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
-from halfstep.rounding import draw, multiple_of_smallest
+from halfstep.rounding import ROUNDING_TARGETS, check_round_to, draw, multiple_of_smallest
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.arrays import JaxArrays, as_int32
 from halfstep_jax.xla.exact import straight_through
@@ -25,9 +26,8 @@ _NAN = np.uint32(0x7FC00000)
 _QUIET = np.uint32(0x00400000)
 _ONE = np.uint32(1)
 _MANTISSA_BITS = 23
-_EXPONENT_BIAS = 127
-_TARGETS = ("float32", *FLOAT_FORMATS)
 _SOURCES = ("float32", "bfloat16", "float16")
+_EXPONENT_BIAS = 127
 
 
 def round_to(
@@ -63,17 +63,10 @@ def round_to(
 
     Source: see `halfstep.rounding`.
     """
-    name = _target(dtype)
-    x = _source(x)
-    if words is not None:
-        words = jnp.asarray(words)
-        if words.dtype != jnp.uint32:
-            raise TypeError(f"round_to: words are {words.dtype}. Use one uint32 word per element.")
-        if words.shape != x.shape:
-            raise ValueError(
-                f"round_to: words have shape {words.shape}, x {x.shape}. Use one uint32 word per element."
-            )
-    return round_and_cast(x, name, words, saturate=saturate)
+    name, words = _target(dtype), None if words is None else jnp.asarray(words)
+    x = jnp.float32(x) if isinstance(x, float) else x
+    check_round_to(name, x, words, _SOURCES, ("uint32",))
+    return round_and_cast(jnp.asarray(x).astype(jnp.float32), name, words, saturate=saturate)
 
 
 def round_in_float32(
@@ -161,21 +154,8 @@ def _kept_mask(fmt: FloatFormat) -> np.uint32:
 
 
 def _target(dtype) -> str:
-    hint = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'
     try:
-        name = jnp.dtype(dtype).name
+        return jnp.dtype(dtype).name
     except TypeError:
-        raise TypeError(f"round_to: dtype={dtype!r} is not a rounding target. {hint}") from None
-    if name not in _TARGETS:
-        raise ValueError(f"round_to: dtype={name} is not a rounding target. {hint}")
-    return name
-
-
-def _source(x) -> jax.Array:
-    if isinstance(x, float):
-        return jnp.float32(x)
-    dtype = getattr(x, "dtype", None)
-    name = type(x).__name__ if dtype is None else jnp.dtype(dtype).name
-    if name not in _SOURCES:
-        raise TypeError(f"round_to: x is {name}; it is rounded from float32. Cast it to float32.")
-    return jnp.asarray(x).astype(jnp.float32)
+        use = f"Use {listed(ROUNDING_TARGETS)}."
+        raise TypeError(f"round_to: dtype={dtype!r} is not a rounding target. {use}") from None

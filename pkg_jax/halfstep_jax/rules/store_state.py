@@ -22,12 +22,11 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import StateDType, as_format
 from halfstep_jax.storage.stored_moment import named_scales
 from halfstep_jax.xla.exact import opaque_input
-from halfstep_jax.xla.shards import Shard, shards, whole_shape
+from halfstep_jax.xla.shards import Shard, shards
 
 _FUNCTION = "store_state"
 # What the fields of states are called of which it is known whether there are negative numbers in them.
@@ -237,13 +236,8 @@ class _Storage:
         return _is_held(x) and self._chosen(name, x)
 
     def _format_of(self, name: str, x, shard: Shard | None) -> Format | None:
-        if self.format.scaled and shard is not None:
-            shard.check()
-        if self.format.for_shape(whole_shape(shard, x.shape)) != self.format:
-            return None
-        if self.format.scaled:
-            check_blocks(_FUNCTION, name, shard, self.format.block_size)
-        return self.format
+        fmt = self.format.for_shard(_FUNCTION, name, shard, x.shape)
+        return fmt if fmt == self.format else None
 
     def _chosen(self, name: str, x) -> bool:
         return self.select is None or bool(self.select(name, jax.ShapeDtypeStruct(x.shape, x.dtype)))

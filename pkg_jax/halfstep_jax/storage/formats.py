@@ -19,6 +19,7 @@ from halfstep_jax.placement import with_auto_axes
 from halfstep_jax.storage.base_codes import Codes, Mask
 from halfstep_jax.storage.blocks import (
     block_maximum,
+    check_blocks,
     first_elements,
     kept_for_kernels,
     of_block_maximum,
@@ -27,6 +28,7 @@ from halfstep_jax.storage.blocks import (
     unpack,
 )
 from halfstep_jax.storage.codes import CODES
+from halfstep_jax.xla.shards import Shard, whole_shape
 
 F = TypeVar("F", bound=Callable)
 
@@ -89,6 +91,15 @@ class Format(shared.Format):
         return self._encoded(codes, scale)
 
     @_on_auto_axes
+    def for_shard(self, caller: str, name: str, shard: Shard | None, shape: tuple[int, ...]) -> "Format":
+        """Return the format that an array gets which may be a shard; refuse one that ends within a block."""
+        if self.scaled and shard is not None:
+            shard.check()
+        fmt = self.for_shape(whole_shape(shard, shape))
+        if fmt.scaled:
+            check_blocks(caller, name, shard, fmt.block_size)
+        return fmt
+
     def encode(self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never") -> Encoded:  # noqa: D102 (its base has it)
         return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
 

@@ -27,10 +27,9 @@ from halfstep.storage.moment_formats import (
 )
 from halfstep_jax.leaves import Leaves, named_leaves, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey
-from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import as_format, default_format
-from halfstep_jax.xla.shards import Shard, shards, whole_shape
+from halfstep_jax.xla.shards import Shard, shards
 
 _HINT = "Pass the tree that init saw."
 # What a moment is kept in where nothing is asked for.
@@ -282,12 +281,7 @@ class StoredMoment:
             return None
         if self.default_of_narrow and is_wide:
             return Format("float32")
-        if self.asked_for.scaled and shard is not None:
-            shard.check()
-        fmt = self.asked_for.for_shape(whole_shape(shard, shape))
-        if fmt.scaled:
-            check_blocks(self.caller, name, shard, fmt.block_size)
-        return fmt
+        return self.asked_for.for_shard(self.caller, name, shard, shape)
 
     def _check_dtype(self, leaf: str, fmt: Format | None, codes, weight_dtype: str | None) -> None:
         """Refuse codes of a dtype that the format does not have; without one, of none that `init` makes."""

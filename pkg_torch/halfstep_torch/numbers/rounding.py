@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
-from halfstep.rounding import code_of_magnitude, draw, multiple_of_smallest
+from halfstep.rounding import check_round_to, code_of_magnitude, draw, multiple_of_smallest
 from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.exact import is_tame
 from halfstep_torch.numbers.float_formats import dtype_name, torch_dtype
@@ -48,31 +48,11 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
 
     Source: M. Croci et al., 2022, mode 1, by magnitude; see `halfstep.rounding`.
     """
-    name = _check_round_to(x, dtype, words)
+    name = dtype_name(dtype)
+    check_round_to(name, x, words, ("float32",), ("uint32", "int32"))
     if words is not None:
         words = words.view(torch.int32)
     return round_value(x, name, words, saturate)
-
-
-def _check_round_to(x: Tensor, dtype, words: Tensor | None) -> str:
-    name = dtype_name(dtype)
-    if name != "float32" and name not in FLOAT_FORMATS:
-        targets = '"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4"'
-        raise ValueError(f"round_to: dtype={name} is not a rounding target. Use {targets}.")
-    if not isinstance(x, Tensor) or x.dtype != torch.float32:
-        given = dtype_name(x.dtype) if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"round_to: x is {given}; it is rounded from float32. Cast it to float32.")
-    if words is None:
-        return name
-    if not isinstance(words, Tensor) or words.dtype not in (torch.uint32, torch.int32):
-        given = dtype_name(words.dtype) if isinstance(words, Tensor) else type(words).__name__
-        raise TypeError(f"round_to: words are {given}. Use one uint32 word per element.")
-    if words.shape != x.shape:
-        raise ValueError(
-            f"round_to: words have shape {tuple(words.shape)}, x {tuple(x.shape)}. "
-            "Use one uint32 word per element."
-        )
-    return name
 
 
 def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool, quiet: bool = False) -> Tensor:
