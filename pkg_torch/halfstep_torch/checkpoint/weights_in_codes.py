@@ -35,7 +35,7 @@ class StoredParam:
 
     @torch.no_grad()
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a copy of the weight: exact in float32, rounded to nearest in another `dtype`."""
+        """Return a copy of the weight in `dtype`, to which it is rounded to nearest."""
         if self.scale is None:
             return self.codes.to(dtype, copy=True)
         fmt = Format.of(INT8).replace(min_size=0, min_ndim=0).for_shape(tuple(self.codes.shape))

@@ -144,11 +144,11 @@ class NumbersOp:
         return np.minimum(np.maximum(x, low), high)
 
     def unbias(self, *pairs: tuple[Scalar, int]) -> tuple[np.float32, ...]:
-        """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
+        """Return the correction of bias of each pair (rate, t): 1 / (1 - rate^t), contract M2."""
         return tuple([np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs])
 
     def float32(self, x: Scalar) -> np.float32:
-        """Return a count, or the truth of a comparison, as a number."""
+        """Return a count as a number, and a comparison as 0 or 1."""
         return np.float32(x)
 
 

@@ -34,7 +34,7 @@ Bytes = tuple[int, int]
 
 
 def describe(optimizer: Optimizer) -> Description:
-    """Say of every array of a run in what format it is kept, how it is rounded, and why.
+    """Describe every array of a run: its format, its rounding, and the reason for both.
 
     Nothing is changed, and the optimizer may be fresh: state is described as the next step will have it.
     DTensors show the bytes of this process beside those of all.

@@ -130,7 +130,7 @@ def _largest(grad: Any) -> float:
 
 
 def _nonfinite(arrays: Iterable[Tensor]) -> Count:
-    """Return the number of infinite or NaN elements, and of all elements."""
+    """Return how many infinities and NaN there are, and of how many elements."""
     arrays = list(arrays)
     here = [local_part(x.detach()) for x in arrays]
     counts = total_counts(arrays, [(int((~torch.isfinite(x)).sum()), x.numel()) for x in here])

@@ -39,7 +39,7 @@ def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0
         decay_power: at most 0, which stays at the top; -0.5 is an inverse square root.
 
     Raises:
-        TypeError: if an argument is no number.
+        TypeError: for what is no number.
         ValueError: if one is out of range, or nothing rises.
 
     Example:

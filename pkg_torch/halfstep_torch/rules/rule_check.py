@@ -39,12 +39,12 @@ class _TracedOp(GuardedOp):
 
 
 def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
-    """Raise an error unless a rule has the same bits in eager code, in compiled code and in NumPy.
+    """Raise an error unless eager code, compiled code and NumPy give a rule's update the same bits.
 
     On the CPU, on numbers that `docs/new-rule.md` describes. A rule of scope "parameter" is never compiled.
 
     Args:
-        rule: of a class that derives from `Rule`.
+        rule: an object, such as `Damped()`.
         seed: of the numbers.
         compile: False where there is no C++ compiler, or no time: it takes half a minute.
 

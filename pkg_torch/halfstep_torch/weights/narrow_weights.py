@@ -67,7 +67,7 @@ def round_stochastically(seed: Seed = 0) -> Rule:
     fraction as probability. So updates far below the spacing of the weights arrive on average.
 
     Args:
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        seed: of the random words; a number below 2^64, or its halves (high, low).
 
     Raises:
         TypeError: if the seed is not an integer or a pair.

@@ -22,7 +22,7 @@ from halfstep_torch.storage.stored_moment import Arrays, Words
 
 
 class WeightRule(Link):
-    """A way to store weights of 16 bits; float32 weights pass through."""
+    """How weights of 16 bits are stored; those of float32 pass through."""
 
     last = True
 
@@ -36,11 +36,11 @@ class WeightRule(Link):
         return {}
 
     def rounds(self, dtype: str) -> bool:
-        """Whether weights of that dtype are rounded stochastically."""
+        """Whether words are drawn for weights of that dtype."""
         return False
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
-        """Return the weights with their further bits, in float32."""
+        """Return the float32 weights that p and what is kept beside it stand for."""
         return p
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:

@@ -95,7 +95,7 @@ def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Seque
     Args:
         inner: a transform, or a chain of them, with the learning rate.
         extra_bits: 16, or 8 for 24 bits in all.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        seed: of the random words: see `round_stochastically`.
 
     Returns:
         A chain, for `Optimizer`, or as the last link of a `chain`.
