@@ -2,13 +2,16 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.core import Tracer
 
+Tree: TypeAlias = Any
+"""A pytree, such as params, updates and states: JAX has no type for it. Or a leaf of one."""
 
-def call_per_shape(function: Callable[..., Any], static, *arrays) -> Any:
+
+def call_per_shape(function: Callable[..., Tree], static, *arrays) -> Tree:
     """Return function(static, *arrays); under a trace as a `jax.jit` of its own.
 
     Leaves whose arrays have the same shapes and dtypes then share what JAX traces and lowers; XLA inlines the
@@ -22,7 +25,7 @@ def call_per_shape(function: Callable[..., Any], static, *arrays) -> Any:
 
 
 @functools.cache
-def _jitted(function: Callable[..., Any]):
+def _jitted(function: Callable):
     return jax.jit(function, static_argnums=0)
 
 

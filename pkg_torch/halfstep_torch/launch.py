@@ -9,23 +9,27 @@ import functools
 import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from halfstep.arrays import Array
 from halfstep_torch.distributed.shards import are_plain, local_part, sharding
-from halfstep_torch.engine.batches import check_finite, make_batches, measure
+from halfstep_torch.engine.batches import Measured, check_finite, make_batches, measure
 from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import count
 from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, send, sharing_streams
 from halfstep_torch.leaves.checks import LAST_STEP
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.leaves.memory import has_memory
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.sharded.exchange import meshes_of, talking_meshes
 from halfstep_torch.sharded.run import exchange_all, step_apart
+from halfstep_torch.sharded.state_home import StateOwner
+from halfstep_torch.storage.stored_moment import State
 
 # Entries of a group that no link reads: parameters and their names are part of the key.
 _NOT_NUMBERS = ("params", "param_names", HEADER)
@@ -90,7 +94,7 @@ class Launch:
         has_schedules: whether the lr of a group is a function of the step.
     """
 
-    def __init__(self, optimizer: Any, named: Parameters, before: "Launch | None" = None) -> None:
+    def __init__(self, optimizer: StateOwner, named: Parameters, before: "Launch | None" = None) -> None:
         """Check and sort parameters; take over the rows of the launch `before` where nothing changed."""
         self._before = {batch.signature: batch.rows for batch in before.batches} if before else {}
         self._listed, self._key, self._numbers = [param for _, _, param in named], None, {}
@@ -108,7 +112,7 @@ class Launch:
         exchanging = (slot for batch in batches for slot in batch.slots if slot.exchanges)
         self._exchanging = {id(slot.counter): (slot.counter, slot) for slot in exchanging}
 
-    def holds(self, listed: Sequence[Tensor], optimizer: Any) -> bool:
+    def holds(self, listed: Sequence[Tensor], optimizer: StateOwner) -> bool:
         """Whether the launch still fits these parameters: its key is unchanged."""
         if (
             self._key is None
@@ -124,7 +128,7 @@ class Launch:
             return False
         return same and all(action.stays() for action in self._actions)
 
-    def renew(self, optimizer: Any, scale: float | None) -> bool:
+    def renew(self, optimizer: StateOwner, scale: float | None) -> bool:
         """Read the counts and groups of a step, after `holds`; return False if the launch must be rebuilt.
 
         `scale` is that of the gradients. Raises what reading a group raises.
@@ -163,13 +167,13 @@ class Launch:
         slots = (slot for batch in (*self.batches, *self.on_meta) for slot in batch.slots)
         return any(not has_memory(slot.param) or bool(slot.grad.any()) for slot in slots)
 
-    def bring(self) -> Mapping[tuple[int, int], Any]:
+    def bring(self) -> Measured:
         """Bring gradients to their weights; return what links measure over all gradients."""
         for action in self._actions:
             action.bring()
         return measure(self.batches) if self._looks else {}
 
-    def prepare(self, optimizer: Any, measured: Mapping[tuple[int, int], Any]) -> None:
+    def prepare(self, optimizer: StateOwner, measured: Measured) -> None:
         """Prepare numbers, keys, kernels and rows: everything that can fail, before weights change."""
         if self._looks:
             check_finite(optimizer._name, self.batches)
@@ -216,7 +220,7 @@ class Launch:
         for batch in self._gathered:
             batch.rows = []
 
-    def keep(self, optimizer: Any) -> None:
+    def keep(self, optimizer: StateOwner) -> None:
         """Store the key, so that the launch can run again."""
         if self._key is not None or self.on_meta or not self.batches:
             return
@@ -235,7 +239,7 @@ class Launch:
 class _Entries:
     """The entries of a group, to notice one that is replaced by another object."""
 
-    def __init__(self, group: Mapping[str, Any], read: ReadGroup) -> None:
+    def __init__(self, group: Group, read: ReadGroup) -> None:
         self._keys, self._values = list(group), list(group.values())
         values = [value for key, value in group.items() if key not in _NOT_NUMBERS]
         # Formats as their descriptions: whoever changes one in place changes what it says.
@@ -247,19 +251,19 @@ class _Entries:
             isinstance(x, (*_UNCHANGING, tuple)) for x in values if type(x) is not dict
         )
 
-    def are_those_of(self, group: Mapping[str, Any]) -> bool:
+    def are_those_of(self, group: Group) -> bool:
         """Whether a group still has these entries, and none was changed in place."""
         same = len(group) == len(self._keys) and all(map(operator.is_, group.values(), self._values))
         return self._stay and same and list(group) == self._keys and self._formats == self._said
 
 
 def _key_of(
-    listed: Sequence[Tensor], states: Mapping[Tensor, Any], choice: bool | str
+    listed: Sequence[Tensor], states: Mapping[Tensor, State], choice: bool | str
 ) -> tuple[Key, list[int]]:
     """Return the key of the parameters that have a gradient, and their counts after this step."""
-    weights: list[Any] = [p for p in listed if p.grad is not None]
-    grads: list[Any] = [p.grad for p in weights]
-    held: list[Any] = [*map(states.get, weights)]
+    weights: list[Array] = [p for p in listed if p.grad is not None]
+    grads: list[Array] = [p.grad for p in weights]
+    held: list[Array] = [*map(states.get, weights)]
     arrays = [x for state in held for x in state.values()]
     steps = [state["step"].item() + 1 for state in held]
     if steps and max(steps) > LAST_STEP:

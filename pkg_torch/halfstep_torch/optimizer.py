@@ -2,12 +2,14 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
+from halfstep.hyperparameters import Values
 from halfstep.rule import Rule
 from halfstep.rules.named import Named
 from halfstep_torch.distributed.agreement import Attempt
@@ -21,10 +23,11 @@ from halfstep_torch.engine.step_warnings import look_around, warn_of_nothing
 from halfstep_torch.launch import Launch, Parameters
 from halfstep_torch.leaves.checks import check_params
 from halfstep_torch.leaves.found_names import with_names_found
-from halfstep_torch.leaves.group_names import NamedMembers, parameter_names
+from halfstep_torch.leaves.group_names import Group, NamedMembers, parameter_names
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
 from halfstep_torch.links.link import Link
 from halfstep_torch.optimizer_state.byte_form import pickled, unpickled
+from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.optimizer_state.saved_state import load, may_make_state, with_headers
 from halfstep_torch.sharded.agreement import Agreement
 from halfstep_torch.sharded.exchange import meshes_of
@@ -100,7 +103,7 @@ class Optimizer(torch.optim.Optimizer):
     # How many optimizers without names were built before of its seeds; None where parameters have names.
     nameless_before: int | None = None
 
-    release: Any = None
+    release: Any = None  # a ReleasedGradients, of a layer above
     """The handle of `release_gradients`, as long as it steps the parameters."""
 
     _idle_steps = 0
@@ -118,7 +121,7 @@ class Optimizer(torch.optim.Optimizer):
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | torch.device | None = None,
-        **others: Any,
+        **others: object,
     ) -> None:
         if tx is None or others:
             problem = f"{next(iter(others))} is no argument" if others else "tx is missing"
@@ -142,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, {key: plain_value(value) for key, value in entries.items()})
         check_choices(self)
 
-    @functools.cached_property
+    @property
     def _name(self) -> str:
         return type(self).__name__
 
@@ -156,7 +159,9 @@ class Optimizer(torch.optim.Optimizer):
             return True  # which has no gradients left to unscale, and says so
         return any(p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
 
-    def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False
+    ) -> Any:  # what `closure` returns
         """Update every parameter that has a gradient.
 
         `torch.amp.GradScaler` may call it. Gradients of a scaled loss, also float16 gradients, are unscaled
@@ -185,7 +190,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     @torch.no_grad()
-    def step_parameter(self, param: Tensor, group: Any = None, index: Any = None) -> None:
+    def step_parameter(self, param: Tensor, group: object = None, index: object = None) -> None:
         """Step one parameter, for trainers that step in backward. Its gradient stays.
 
         The bits are those of `step`. A parameter without a gradient stays as it is.
@@ -232,7 +237,7 @@ class Optimizer(torch.optim.Optimizer):
                 "of two runs. Free memory and load again, or build a new optimizer."
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
 
         That entry, `halfstep`, holds the spec version, the links of the chain, and their seeds. It also holds
@@ -247,7 +252,7 @@ class Optimizer(torch.optim.Optimizer):
         return with_headers(self, super().state_dict())
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: SavedState) -> None:
         """Restore from a state dict, bit for bit.
 
         Numbers of the param groups and the seeds are taken from the state dict; state arrays are copied.
@@ -270,7 +275,7 @@ class Optimizer(torch.optim.Optimizer):
         load(self, state_dict)
 
     @undisturbed
-    def step_alone(self, parameters: Parameters | None = None, at: Any = None) -> None:
+    def step_alone(self, parameters: Parameters | None = None, at: Tensor | None = None) -> None:
         """Step some of the parameters, those with a gradient: by the launch of the last step, if it holds.
 
         Args:
@@ -314,11 +319,11 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             launch.forget()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> StateDict:
         fields = {name: getattr(self, name) for name in _PICKLED}
         return {**super().__getstate__(), **fields, **pickled(self.state), "_given_names": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: StateDict) -> None:
         super().__setstate__(unpickled(state))
         self.defaults.pop("differentiable", None)  # torch's own optimizers have it; no group of ours does
         self._remember_no_step()
@@ -327,7 +332,7 @@ class Optimizer(torch.optim.Optimizer):
         """Have no step behind it in this process: nothing here is pickled."""
         self._lock, self._compared, self._agreement = threading.RLock(), False, Agreement(self._name)
         # The last step of all parameters, by None, and of each that is stepped alone.
-        self._launches: dict[Any, Launch] = {}
+        self._launches: dict[Tensor | None, Launch] = {}
         self._alone: dict[Tensor, tuple[int, str, Tensor]] = {}
         self._home = type(self._home)()  # which has memory of this process
         self._members = NamedMembers()
@@ -340,7 +345,7 @@ class Optimizer(torch.optim.Optimizer):
             lines += [f"    {key}: {group[key]}" for key in sorted(self.defaults)]
         return "\n".join([*lines, ")"])
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Add a group of parameters, with its own values of the entries if it has any.
 
         `param_group` has `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
@@ -358,7 +363,7 @@ class Optimizer(torch.optim.Optimizer):
             self._choices.pop()
             raise
 
-    def _group(self, index: int, saved: Mapping[str, Any] | None = None) -> ReadGroup:
+    def _group(self, index: int, saved: Group | None = None) -> ReadGroup:
         return read_group(self, index, saved)
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
@@ -371,13 +376,13 @@ class Optimizer(torch.optim.Optimizer):
         for i, name, param in self._named():
             yield name, param, group_of(i).plan(name, param)
 
-    def bound_links(self) -> list[list[tuple[Link, Any]]]:
+    def bound_links(self) -> list[list[tuple[Link, Values]]]:
         """Return of every param group the links of its chain, each with the values that it reads there."""
         groups = [self._group(i) for i in range(len(self.param_groups))]
         return [list(zip(group.links, group.values, strict=True)) for group in groups]
 
 
-def check_optimizer(caller: str, optimizer: Any) -> None:
+def check_optimizer(caller: str, optimizer: object) -> None:
     """Raise TypeError for an optimizer of another package."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(

@@ -81,8 +81,7 @@ def slots(names=("a", "b"), grad=1.0, step=1):
     for p in params:
         p.grad = torch.full((3,), grad)
     return [
-        Slot(p, name, plan, Window.full(p.shape), param=p, step=step)
-        for p, name in zip(params, names, strict=True)
+        Slot(p, name, plan, Window.full(p.shape), step=step) for p, name in zip(params, names, strict=True)
     ]
 
 

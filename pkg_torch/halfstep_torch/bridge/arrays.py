@@ -11,7 +11,7 @@ from torch import Tensor
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
 
 
-def device_of(caller: str, name: str, tensor: Tensor) -> Any:
+def device_of(caller: str, name: str, tensor: Tensor) -> Any:  # a device of JAX, whose class its stubs hide
     """Return the JAX device that holds a tensor."""
     kind, index = tensor.device.type, tensor.device.index or 0
     try:
@@ -26,7 +26,7 @@ def device_of(caller: str, name: str, tensor: Tensor) -> Any:
     return devices[index]
 
 
-def to_jax(tensor: Tensor, device: Any) -> tuple[jax.Array, bool]:
+def to_jax(tensor: Tensor, device: object) -> tuple[jax.Array, bool]:
     """Return a tensor as an array, and whether in the same memory; what is not row-major is copied."""
     row_major = tensor.detach().contiguous()
     try:

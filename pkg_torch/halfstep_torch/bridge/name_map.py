@@ -3,15 +3,18 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_torch.leaves.names import leaf_names
 
 Shape = tuple[int, ...]
 
+Wanted = dict[str, tuple[str, tuple[int, int] | None]]
+"""Of each leaf the parameter, and its rows; None for all."""
 _CALLER = "name_map"
 # The four layers of attention in Flax, and in Equinox.
 _ATTENTION = (("query", "key", "value", "out"), ("query_proj", "key_proj", "value_proj", "output_proj"))
@@ -62,7 +65,7 @@ class _Unit(NamedTuple):
     members: tuple[str, ...] = ()
 
 
-def name_map(params: Any, model: nn.Module, names: Mapping[str, str] | None = None) -> NameMap:
+def name_map(params: Tree, model: nn.Module, names: Mapping[str, str] | None = None) -> NameMap:
     """Propose which leaf is which parameter; print the result and read it before you use it.
 
     It knows these layers of Flax (linen and nnx): Dense, DenseGeneral, Conv, Embed, LayerNorm and other
@@ -108,7 +111,7 @@ def name_map(params: Any, model: nn.Module, names: Mapping[str, str] | None = No
     return NameMap(sorted(result.items()))
 
 
-def _shape(name: str, x: Any) -> Shape:
+def _shape(name: str, x: Tree) -> Shape:
     if not hasattr(x, "shape"):
         raise TypeError(
             f"{_CALLER}: the leaf '{name}' is a {type(x).__name__}, no array. "
@@ -227,7 +230,7 @@ def _fit(ours: _Unit, theirs: _Unit) -> dict[str, Place] | None:
     return places
 
 
-def _wanted(module: nn.Module | None, leaves: set[str]) -> dict[str, tuple[str, Any]] | None:
+def _wanted(module: nn.Module | None, leaves: set[str]) -> Wanted | None:
     """Return for each leaf of a layer the torch parameter and its rows, or None."""
     if isinstance(module, nn.MultiheadAttention):
         wanted = {} if module.in_proj_weight is None else _wanted_of_attention(module.embed_dim)
@@ -239,9 +242,9 @@ def _wanted(module: nn.Module | None, leaves: set[str]) -> dict[str, tuple[str, 
     return {leaf: wanted[leaf] for leaf in leaves} if leaves <= set(wanted) else None
 
 
-def _wanted_of_attention(size: int) -> dict[str, tuple[str, Any]]:
+def _wanted_of_attention(size: int) -> Wanted:
     """Return the same of torch's attention, for the names of either framework."""
-    wanted: dict[str, tuple[str, Any]] = {}
+    wanted: Wanted = {}
     for i, part in itertools.product(range(4), range(len(_ATTENTION))):
         name, rows = _ATTENTION[part][i], (i * size, (i + 1) * size)
         weight, bias = ("in_proj_weight", rows), ("in_proj_bias", rows)

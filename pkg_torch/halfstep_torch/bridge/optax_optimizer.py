@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,15 +11,19 @@ import numpy as np
 import optax
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from halfstep.checkpoint.state_file import FileArray, read_state_file, write_state_file
 from halfstep_jax.checkpoint.save_state import read_state, state_file_of
+from halfstep_jax.leaf_calls import Tree
 from halfstep_torch.bridge.arrays import address, copy_into, device_of, own_copy, to_jax
 from halfstep_torch.leaves.checks import check_grad, check_weight
 from halfstep_torch.leaves.found_names import with_names_found
-from halfstep_torch.leaves.group_names import check_names
+from halfstep_torch.leaves.group_names import Group, check_names
 from halfstep_torch.leaves.names import leaf_names
+from halfstep_torch.optimizer_state.form import SavedState
 
+Transforms = optax.GradientTransformation | Sequence[optax.GradientTransformation]
 _NAME = "OptaxOptimizer"
 
 
@@ -64,7 +68,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
     Source: ours.
     """
 
-    def __init__(self, params: Iterable, tx: Any) -> None:
+    def __init__(self, params: Iterable, tx: Transforms) -> None:
         self._building = True
         super().__init__(with_names_found(_NAME, params), {})
         self._building = False
@@ -74,12 +78,12 @@ class OptaxOptimizer(torch.optim.Optimizer):
             check_weight(_NAME, name, param)
         self._devices = {name: device_of(_NAME, name, param) for name, param in self._params.items()}
         self._tx = self._one_transform(tx)
-        self.optax_state: Any = jax.jit(self._tx.init)(self.jax_params())
+        self.optax_state: Tree = jax.jit(self._tx.init)(self.jax_params())
         self.shares_memory: bool | None = None
         self._update = jax.jit(_step_of(self._tx))
         self._show_rates()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Add a group: only while the optimizer is built, as the state of a transform has one structure.
 
         Raises:
@@ -101,9 +105,9 @@ class OptaxOptimizer(torch.optim.Optimizer):
         params = [param for group in self.param_groups for param in group["params"]]
         yield from zip(leaf_names(names), params, strict=True)
 
-    def _one_transform(self, tx: Any) -> Any:
+    def _one_transform(self, tx: Transforms) -> optax.GradientTransformation:
         """Return the transform of all groups."""
-        transforms = [tx] if hasattr(tx, "update") else list(tx) if isinstance(tx, Sequence) else []
+        transforms: list = [tx] if hasattr(tx, "update") else list(tx) if isinstance(tx, Sequence) else []
         if not transforms or not all(
             hasattr(transform, "init") and hasattr(transform, "update") for transform in transforms
         ):
@@ -158,7 +162,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         self._show_rates()
         return loss
 
-    def _rates(self, state: Any) -> list[Any]:
+    def _rates(self, state: Tree) -> list[jax.Array | None]:
         """Return of every group the injected learning rate, or None."""
         parts = [state] if len(self.param_groups) == 1 else []
         parts = parts or [state.inner_states[str(i)] for i in range(len(self.param_groups))]
@@ -170,7 +174,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
             if rate is not None:
                 group["lr"] = rate
 
-    def _with_written_rates(self) -> Any:
+    def _with_written_rates(self) -> Tree:
         """Return the state with the learning rates that someone wrote into the groups."""
         state = self.optax_state
         for i, (group, shown) in enumerate(zip(self.param_groups, self._shown, strict=True)):
@@ -182,7 +186,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
             state = state._replace(inner_states={**state.inner_states, str(i): part})
         return state
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state as tensors, with the header of a state file; it loads with `weights_only=True`."""
         header, arrays = state_file_of("state_dict", self.jax_params(), self.optax_state, self._tx)
         kept = {name: array for name, array in arrays.items() if not name.startswith("params/")}
@@ -197,7 +201,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
             },
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: SavedState) -> None:
         """Restore the state of the same transform, bit for bit; weights are the model's.
 
         Args:
@@ -246,7 +250,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         self._show_rates()
 
 
-def _step_of(tx: Any) -> Callable:
+def _step_of(tx: optax.GradientTransformation) -> Callable:
     """Return one step of a transform."""
 
     def step(params, grads, state):
@@ -258,7 +262,7 @@ def _step_of(tx: Any) -> Callable:
     return step
 
 
-def _check(what: str, returned: Any, due: Any, describe: Callable[[Any], Any]) -> None:
+def _check(what: str, returned: Tree, due: Tree, describe: Callable) -> None:
     """Raise ValueError unless a transform returned what it was given, as far as `describe` tells."""
     if jax.tree.map(describe, returned) != jax.tree.map(describe, due):
         raise ValueError(
@@ -267,7 +271,7 @@ def _check(what: str, returned: Any, due: Any, describe: Callable[[Any], Any]) -
         )
 
 
-def _rate(state: Any) -> Any:
+def _rate(state: Tree) -> Any:  # an array, or None
     """Return the learning rate that `optax.inject_hyperparams` holds in a state, or None."""
     candidates = [
         value
@@ -277,6 +281,6 @@ def _rate(state: Any) -> Any:
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _with_rate(state: Any, rate: Any) -> Any:
+def _with_rate(state: Tree, rate: float) -> Tree:
     old = _rate(state)
     return optax.tree.set(state, learning_rate=jnp.asarray(float(rate), old.dtype))

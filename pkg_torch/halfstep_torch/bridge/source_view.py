@@ -1,7 +1,7 @@
 """A torch model's parameters in the names and the layout of another framework's tree."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class SourceView(nn.Module):
             self.register_parameter(leaf, nn.Parameter(self._weights(leaf, place)))
         self._addresses = {leaf: self._address(leaf) for leaf in self._mapping}
 
-    def optimizer(self, make: Any, *args: Any, **options: Any) -> Any:
+    def optimizer(self, make: Callable, *args: Any, **options: Any) -> Any:  # all is that of `make`
         """Return an optimizer of the leaves, which takes the model's gradients at each step.
 
         Args:
@@ -80,7 +80,7 @@ class SourceView(nn.Module):
 
         optimizer.zero_grad = zero_grad
 
-        def before_step(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+        def before_step(_: object, args: Sequence, options: Mapping) -> None:
             if any(callable(argument) for argument in (*args, *options.values())):
                 raise TypeError(
                     f"{_CALLER}: a step takes no closure: the gradients it makes would come too late. "

@@ -5,10 +5,10 @@ is what torch's own optimizers write, and is read into any format.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from halfstep_torch.checkpoint.other_libraries import in_torch_form
 from halfstep_torch.distributed.collectives import gather_whole
@@ -18,12 +18,14 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import SignalsWait
 from halfstep_torch.engine.step_numbers import stream_keys
 from halfstep_torch.leaves.checks import LAST_STEP
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.links.bound_rule import BoundRule, StepMoment
 from halfstep_torch.links.group_entries import check_decay
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.form import (
+    SavedState,
     check_form,
     check_group_counts,
     check_parameter_counts,
@@ -38,7 +40,7 @@ _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampe
 
 
 @torch.no_grad()
-def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
+def float32_state_dict(optimizer: Optimizer) -> StateDict:
     """Return the state in float32, as torch's own optimizers write it.
 
     `torch.optim.AdamW(...).load_state_dict` takes the state of an `AdamW` and goes on, as `Adam` and `SGD`
@@ -94,7 +96,7 @@ def decoded_states(optimizer: Optimizer, params: Collection[Tensor]) -> dict[Ten
 
 
 @torch.no_grad()
-def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+def load_float32_state_dict(optimizer: Optimizer, state_dict: SavedState) -> None:
     """Continue from a state in torch's form: of `torch.optim.AdamW`, or of a float32 run of halfstep.
 
     Each moment is rounded once, to the format in which this optimizer keeps it, stochastically if steps round
@@ -188,7 +190,7 @@ def _decoded(name: str, param: Tensor, plan: Plan, kept: Mapping[str, Tensor]) -
 
 
 def _encoded(
-    optimizer: Optimizer, name: str, param: Tensor, plan: Plan, saved: Mapping[str, Any]
+    optimizer: Optimizer, name: str, param: Tensor, plan: Plan, saved: SavedState
 ) -> dict[str, Tensor]:
     """Return the state of a parameter in the formats of its plan."""
     step = int(saved.get("step", 0))
@@ -226,7 +228,7 @@ def _moment_keys(plan: Plan) -> dict[str, BoundRule]:
     return {moment.key: rule for rule in plan.rules for moment in rule.moments}
 
 
-def _numbers_of(optimizer: Optimizer, index: int) -> dict[str, Any]:
+def _numbers_of(optimizer: Optimizer, index: int) -> Group:
     """Return the entries of a group that torch knows, as plain numbers."""
     group = optimizer.param_groups[index]
     if group.get("eps_root"):
@@ -238,7 +240,7 @@ def _numbers_of(optimizer: Optimizer, index: int) -> dict[str, Any]:
     return {**numbers, **({"lr": float(numbers["lr"])} if "lr" in numbers else {})}
 
 
-def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[str]:
+def _taken(optimizer: Optimizer, index: int, saved: SavedState) -> list[str]:
     """Return the numbers of a saved group that are loaded: those that this group has, as numbers."""
     group = optimizer.param_groups[index]
     return [
@@ -258,7 +260,7 @@ def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mappin
         check_parameter_counts(caller, i, len(saved_group["params"]), len(group["params"]))
 
 
-def _ids(caller: str, index: int, group: Mapping, saved: Mapping) -> list[Any]:
+def _ids(caller: str, index: int, group: Mapping, saved: Mapping) -> list[int | str]:
     """Return the saved ids of a group's parameters, in their order here."""
     names, saved_names = (leaf_names(entries.get("param_names", ())) for entries in (group, saved))
     if not names or len(saved_names) != len(saved["params"]):
@@ -272,7 +274,7 @@ def _ids(caller: str, index: int, group: Mapping, saved: Mapping) -> list[Any]:
     return [ids[name] for name in names]
 
 
-def _check_saved(caller: str, name: str, param: Tensor, plan: Plan, saved: Mapping[str, Any] | None) -> None:
+def _check_saved(caller: str, name: str, param: Tensor, plan: Plan, saved: SavedState | None) -> None:
     keys = _moment_keys(plan)
     if not saved:
         return

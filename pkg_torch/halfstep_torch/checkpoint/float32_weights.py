@@ -4,7 +4,7 @@ Contract: section P.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,11 +17,13 @@ from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.slots import new_state
 
+Weights: TypeAlias = dict[str, Tensor] | Any
+"""By the names of parameters; or a list, in their order, where they have none."""
 _LARGEST_HALF = 65504.0
 
 
 @torch.no_grad()
-def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
+def float32_params(optimizer: Optimizer) -> Weights:
     """Return the weights in float32, as precisely as they are known.
 
     p + c under `compensate`; both parts under `split_params`; the copy under `keep_master_params`; otherwise
@@ -49,7 +51,7 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
     """
     check_optimizer("float32_params", optimizer)
     optimizer.check_loaded()
-    values: dict[Any, Tensor] = {}
+    values: dict[str | int, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
         state, p32 = optimizer.state.get(param), local_part(param).detach().to(torch.float32).contiguous()
         arrays = (
@@ -96,6 +98,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     caller = "set_float32_params"
     check_optimizer(caller, optimizer)
     parameters = list(_parameters(optimizer))
+    # By name, or by place.
     given: dict[Any, Tensor] = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
     _check_keys(caller, [key for key, _, _ in parameters], list(given))
     for key, param, _ in parameters:
@@ -133,7 +136,7 @@ def _check_keys(caller: str, ours: list, given: list) -> None:
         raise ValueError(f"{caller}: {problem}. Pass what float32_params returns.")
 
 
-def _check_value(caller: str, key: str | int, param: Tensor, value: Any) -> None:
+def _check_value(caller: str, key: str | int, param: Tensor, value: object) -> None:
     if not isinstance(value, Tensor) or value.dtype != torch.float32:
         given = dtype_name(value.dtype) if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{caller}: {key!r} is {given}; values are float32 tensors. Pass value.float().")

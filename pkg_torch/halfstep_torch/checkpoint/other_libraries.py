@@ -1,9 +1,12 @@
 """Optimizer state of other libraries in the form of torch.optim: their codes, decoded by their own code."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
+
+from halfstep.arrays import Array
+from halfstep_torch.optimizer_state.form import SavedState
+from halfstep_torch.storage.stored_moment import State
 
 # bitsandbytes puts what is not of a weight's shape into a dict of its own.
 _NESTED = "__bnb_optimizer_quant_state__"
@@ -14,7 +17,7 @@ _RENAMED = {"ema": "exp_avg", "ema_squared": "exp_avg_sq"}
 _OF_WEIGHTS = ("shift", "accumulated_decay")
 
 
-def in_torch_form(saved: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def in_torch_form(saved: SavedState, keys: Sequence[str]) -> State:
     """Return the state of a parameter as torch.optim writes it.
 
     Knows torchao's optimizers of 8 and 4 bits and FP8, bitsandbytes' of 8 bits, adamw_bf16 and torchastic;
@@ -29,13 +32,13 @@ def in_torch_form(saved: Mapping[str, Any], keys: Sequence[str]) -> dict[str, An
     return {_RENAMED.get(key, key): _plain(x) for key, x in state.items()}
 
 
-def _plain(x: Any) -> Any:
+def _plain(x: Array) -> Array:
     """Return the values of a tensor whose class wraps codes."""
     is_coded = isinstance(x, Tensor) and hasattr(x, "__tensor_flatten__") and hasattr(type(x), "dequantize")
     return x.dequantize() if is_coded and type(x).__module__.startswith("torchao.") else x
 
 
-def _of_bitsandbytes(state: Mapping[str, Any], place: int) -> Tensor | None:
+def _of_bitsandbytes(state: SavedState, place: int) -> Tensor | None:
     """Return the moment in one place of the state, or None."""
     codes = state.get(f"state{place}")
     if codes is None or codes.is_floating_point():

@@ -1,14 +1,17 @@
 """What a state file says of the links of an optimizer: their numbers and switches, and what they keep."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from halfstep.checkpoint.header import Recipe, link_record, settings_of
+from halfstep.checkpoint.header_form import Header
+from halfstep.hyperparameters import Values
+from halfstep.storage.labels import Label
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.link import Link
 from halfstep_torch.links.stored_state import StoreState
 from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.numbers.seeds import LinkSeed
 from halfstep_torch.storage.stored_moment import StoredMoment, scale_key
 from halfstep_torch.weights.weight_rule import BoundWeights, WeightRule
 
@@ -18,7 +21,7 @@ _WEIGHT_FIELDS = {"extra_bits": "extra"}
 _MEANT = {"int16": "uint16"}
 
 
-def recipe_of(plan: Plan, links: list[tuple[Link, Any]], count: int) -> Recipe:
+def recipe_of(plan: Plan, links: list[tuple[Link, Values]], count: int) -> Recipe:
     """Return the links that touch a parameter, as a file says them."""
     recipe: Recipe = []
     for bound, place in zip(plan.rules, plan.rule_indices, strict=True):
@@ -40,14 +43,14 @@ def recipe_of(plan: Plan, links: list[tuple[Link, Any]], count: int) -> Recipe:
     return recipe
 
 
-def idle_places(plan: Plan, links: list[tuple[Link, Any]]) -> list[int]:
+def idle_places(plan: Plan, links: list[tuple[Link, Values]]) -> list[int]:
     """Return which link, if any, would store the weights of a parameter if they were not float32."""
     return [
         i for i, (link, _) in enumerate(links) if isinstance(link, WeightRule) and i not in plan.rule_indices
     ]
 
 
-def arrays_of(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+def arrays_of(plan: Plan) -> Iterator[tuple[str, str, Label | None]]:
     """Yield (key in the state, field in a file, label) of every array that is kept of a parameter."""
     for bound in plan.rules:
         if isinstance(bound, BoundWeights):
@@ -63,17 +66,17 @@ def arrays_of(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
                 yield scale_key(moment.key), f"{moment.name}_scale", {"dtype": f"scales of {label['dtype']}"}
 
 
-def seed_words(seed: Any) -> list[int] | None:
+def seed_words(seed: LinkSeed) -> list[int] | None:
     """Return a seed as two words."""
     return None if seed is None else [seed >> 32, seed & 0xFFFFFFFF]
 
 
-def _link(link: Link, values: Any, seed: Any, count: int, arrays: dict[str, Any]) -> dict[str, Any]:
+def _link(link: Link, values: Values, seed: LinkSeed, count: int, arrays: Header) -> Header:
     """Return what is said of a link of the chain."""
     return link_record(link.name, count, seed_words(seed), *settings_of(link.rule, values), arrays)
 
 
-def _beside(bound: BoundRule) -> dict[str, Any]:
+def _beside(bound: BoundRule) -> Header:
     """Return what is kept beside a weight."""
     kept = {}
     for key, array in bound.arrays.items():
@@ -82,6 +85,6 @@ def _beside(bound: BoundRule) -> dict[str, Any]:
     return kept
 
 
-def _kept(moment: StoredMoment) -> dict[str, Any]:
+def _kept(moment: StoredMoment) -> Header:
     """Return the format and rounding of a moment."""
     return {"format": moment.format.label, "rounding": moment.rounding}

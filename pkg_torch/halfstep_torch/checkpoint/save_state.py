@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from halfstep.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
+from halfstep.hyperparameters import Values
 from halfstep_torch.checkpoint.recipe import arrays_of, idle_places, recipe_of
 from halfstep_torch.distributed.agreement import Attempt, agree
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole
@@ -24,6 +26,7 @@ from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.saved_state import load, with_headers
 from halfstep_torch.sharded.slots import new_state
+from halfstep_torch.storage.stored_moment import State
 
 
 class _Stepped(NamedTuple):
@@ -39,7 +42,7 @@ class _Stepped(NamedTuple):
     param: Tensor
     group: int
     plan: Plan
-    links: list[tuple[Link, Any]]
+    links: list[tuple[Link, Values]]
 
 
 @torch.no_grad()
@@ -145,7 +148,7 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
 
 
 def _parameters(
-    caller: str, model: torch.nn.Module, optimizer: Any
+    caller: str, model: torch.nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, _Stepped]]:
     """Return the parameters of a model by leaf name, and those that are optimized."""
     check_optimizer(caller, optimizer)
@@ -215,8 +218,8 @@ def _seeds(
 
 
 def _state_dict(
-    optimizer: Optimizer, states: Mapping[Tensor, dict[str, Any]], seeds: Mapping[tuple[int, int], list[int]]
-) -> dict[str, Any]:
+    optimizer: Optimizer, states: Mapping[Tensor, State], seeds: Mapping[tuple[int, int], list[int]]
+) -> StateDict:
     """Return the optimizer's state dict with other state and seeds."""
     state_dict = with_headers(optimizer, torch.optim.Optimizer.state_dict(optimizer))
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -236,7 +239,7 @@ def _file_array(caller: str, name: str, x: Tensor, writes: bool, codes: bool = F
     if is_sharded(x):
         x = gather_whole([x])[0]
     if not writes:
-        return None
+        return None  # no FileArray, and nobody reads it
     flat = x.detach().cpu().contiguous().reshape(-1)
     return file_array(caller, name, _dtype_of(x.dtype, codes), x.shape, flat.view(torch.uint8).numpy())
 

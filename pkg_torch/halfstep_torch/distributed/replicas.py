@@ -108,7 +108,7 @@ def _plain(seeds: LinkSeed) -> LinkSeed:
     return [_plain(seed) for seed in seeds] if isinstance(seeds, (list, tuple)) else seeds
 
 
-def _in_words(notes: dict[str, Any], what: str) -> str:
+def _in_words(notes: dict, what: str) -> str:
     if what == "steps":
         return (
             str(notes["first"]) if notes["first"] == notes["last"] else f"{notes['first']} to {notes['last']}"

@@ -5,11 +5,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.arrays import Array
+from halfstep.hyperparameters import Values
 from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.engine.groups import ReadGroup
@@ -18,12 +20,17 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.row_plan import StageRows, make_rows
 from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.leaves.checks import LAST_STEP, check_count, check_grad
+from halfstep_torch.links.link import Link
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import State
 
 # Counts from which slots that differ in them are stepped together: each of their rows then reads its numbers,
 # and the kernel that does so is compiled besides.
 _MANY_COUNTS = 5
+
+Measured = dict[tuple[int, int], Mapping[str, Tensor]]
+"""By group and place of a link, the numbers that depend on all gradients."""
 
 
 @dataclasses.dataclass
@@ -52,10 +59,10 @@ class Batch:
     device: torch.device
     grad_dtype: torch.dtype
     slots: list[Slot]
-    numbers: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
+    numbers: dict[int, list[Values]] = dataclasses.field(default_factory=dict)
     vectors: Sequence[Tensor | SlotColumns] = ()
-    keys: Any = None
-    host_keys: Any = None
+    keys: SlotColumns = dataclasses.field(init=False, repr=False, compare=False)
+    host_keys: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
     kernels: Sequence[Mapping[bool, Callable[..., None]]] = ()
     rows: StageRows = dataclasses.field(default_factory=list)
     signature: tuple = ()
@@ -96,13 +103,13 @@ class Batch:
         """Return the gradients of slots, given by their indices."""
         if not self._have_all:
             return {place: self.slots[place].grad for place in places}
-        owners: list[Any] = self.owners
+        owners: list[Array] = self.owners
         if self._are_shards:
             return {place: local_part(owners[place].grad).detach() for place in places}
         grads = [(place, owners[place].grad) for place in places]
         return {place: grad.detach() if grad.requires_grad else grad for place, grad in grads}
 
-    def stage_numbers(self, k: int) -> dict[int, list[Any]]:
+    def stage_numbers(self, k: int) -> dict[int, list[Values]]:
         """Return the numbers of the k-th stage's rules for each count, by name."""
         rules = self.plan.bounds[k]
         return {step: of_rules[rules.start : rules.stop] for step, of_rules in self.numbers.items()}
@@ -117,7 +124,7 @@ def _memory_of(slot: Slot) -> tuple:
 def make_batches(
     parameters: Iterable[tuple[int, str, Tensor]],
     read_group: Callable[[int], ReadGroup],
-    states: MutableMapping[Tensor, Any],
+    states: MutableMapping[Tensor, State],
     slots_of: Callable[[ReadGroup, str, Tensor], Sequence[Slot]],
 ) -> list[Batch]:
     """Check the parameters that have a gradient, and sort them into batches.
@@ -190,12 +197,12 @@ def _mark(spec: StateArray, x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x if x.itemsize > 1 else x.to(torch.float32), math.inf)
 
 
-def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:
+def measure(batches: Sequence[Batch]) -> Measured:
     """Return the measures of links that depend on all gradients, by group and place in the chain.
 
     Processes of a mesh exchange words here: once for each link of a chain, whatever groups it steps.
     """
-    measured: dict[tuple[int, int], Any] = {}
+    measured: Measured = {}
     norms: dict[tuple, Callable[[bool], Tensor]] = {}
     for batch in sorted(batches, key=lambda batch: batch.group.index):
         for j in batch.plan.rule_indices:
@@ -208,7 +215,7 @@ def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:
     return measured
 
 
-def _norms_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Callable[[bool], Tensor]:
+def _norms_of(batches: Iterable[Batch], link: Link, scale: float | None) -> Callable[[bool], Tensor]:
     """Return a function that computes the `norms` of the gradients for a link, once."""
 
     @functools.cache
@@ -222,5 +229,5 @@ def _norms_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Calla
     return norms
 
 
-def _has(batch: Batch, link: Any) -> bool:
+def _has(batch: Batch, link: Link) -> bool:
     return any(batch.group.links[j] is link for j in batch.plan.rule_indices)

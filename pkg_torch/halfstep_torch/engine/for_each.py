@@ -1,12 +1,10 @@
 """One operation on many tensors in one call of torch."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 
-def for_each(operation: str, tensors: list[Tensor], other: Any) -> None:
+def for_each(operation: str, tensors: list[Tensor], other: list[Tensor] | float) -> None:
     """Call a method of every tensor, by torch's foreach function if there is one.
 
     The method changes its tensor. `other` is its argument; a list has an argument for every tensor.

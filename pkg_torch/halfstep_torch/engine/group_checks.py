@@ -1,16 +1,15 @@
 """Param groups when they are added and read: their choices, and the checks."""
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
 
 from halfstep.recipes import settings
-from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
+from halfstep_torch.engine.groups import GroupChoices, Owner, ReadGroup, plain_value, rate_of
 from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import bind_rules
 from halfstep_torch.leaves.checks import check_weight
 from halfstep_torch.leaves.found_names import with_names_found
 from halfstep_torch.leaves.group_names import (
+    Group,
     check_named,
     check_names,
     count_nameless,
@@ -27,7 +26,7 @@ _CYCLE = ("base_momentum", "max_momentum")
 """What OneCycleLR and CyclicLR write into groups: the ends between which they take betas[0] or momentum."""
 
 
-def choices_of(optimizer: Any, param_group: Any) -> tuple[Any, GroupChoices]:
+def choices_of(optimizer: Owner, param_group: Group) -> tuple[Group, GroupChoices]:
     """Return a new group with names and without its recipe, and its choices."""
     caller, schedule, rate, options = optimizer._name, None, None, dict(optimizer._tx.options)
     if isinstance(param_group, dict):
@@ -50,7 +49,7 @@ def choices_of(optimizer: Any, param_group: Any) -> tuple[Any, GroupChoices]:
     return param_group, GroupChoices(optimizer._tx.make(**options), options, schedule, rate)
 
 
-def settle_new_group(optimizer: Any) -> None:
+def settle_new_group(optimizer: Owner) -> None:
     """Bring the last group to its final form; refuse it if steps could not follow it."""
     group, choices = optimizer.param_groups[-1], optimizer._choices[-1]
     choices.first_lr = group.get("lr")
@@ -64,7 +63,7 @@ def settle_new_group(optimizer: Any) -> None:
     group[HEADER] = choices.chain.header()
 
 
-def read_group(optimizer: Any, index: int, saved: Mapping[str, Any] | None = None) -> ReadGroup:
+def read_group(optimizer: Owner, index: int, saved: Group | None = None) -> ReadGroup:
     """Return a group with its current entries, and the dtypes of a saved group if there is one."""
     caller, entries, choices = optimizer._name, optimizer.param_groups[index], optimizer._choices[index]
     choices.check_unchanged(caller, index, entries)
@@ -75,7 +74,7 @@ def read_group(optimizer: Any, index: int, saved: Mapping[str, Any] | None = Non
     return ReadGroup(caller, index, entries, choices, scale_of(optimizer))
 
 
-def _check_new_group(optimizer: Any) -> None:
+def _check_new_group(optimizer: Owner) -> None:
     """Refuse the group that was added last, if steps could not follow it."""
     caller, last = optimizer._name, len(optimizer.param_groups) - 1
     group, named = optimizer.param_groups[last], list(optimizer._named())
@@ -97,7 +96,7 @@ def _check_new_group(optimizer: Any) -> None:
                 try_rule(caller, link, h, info)
 
 
-def check_written(optimizer: Any, index: int) -> None:
+def check_written(optimizer: Owner, index: int) -> None:
     """Refuse entries of a group that have no effect, also those written during the run."""
     caller, own = optimizer._name, set(optimizer.defaults)
     group, choices = optimizer.param_groups[index], optimizer._choices[index]
@@ -111,7 +110,7 @@ def check_written(optimizer: Any, index: int) -> None:
     choices.checked = entries
 
 
-def _follows(optimizer: Any, group: Mapping[str, Any]) -> bool:
+def _follows(optimizer: Owner, group: Group) -> bool:
     """Whether a group's recipe agrees with its entries, as when ZeRO writes the recipe there again."""
     recipe = group["recipe"]
     if recipe is None or optimizer.named is None:
@@ -120,7 +119,7 @@ def _follows(optimizer: Any, group: Mapping[str, Any]) -> bool:
     return all(group.get(key) == plain_value(x) for key, x in chosen.items())
 
 
-def _check_cycle(optimizer: Any, index: int) -> None:
+def _check_cycle(optimizer: Owner, index: int) -> None:
     """Refuse a scheduler that will change the momentum of a group where its moments cannot follow."""
     caller, group = optimizer._name, optimizer.param_groups[index]
     for end in _CYCLE:
@@ -142,7 +141,7 @@ def _check_cycle(optimizer: Any, index: int) -> None:
             ) from error
 
 
-def check_choices(optimizer: Any) -> None:
+def check_choices(optimizer: Owner) -> None:
     """Raise ValueError if a link selects parameters and finds none."""
     for j, link in enumerate(optimizer._choices[0].chain.links):
         if link.reads_names:

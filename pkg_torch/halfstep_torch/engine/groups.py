@@ -7,18 +7,21 @@ A group's entries are the numbers of the links, how moments are stored, and the 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.hyperparameters import PEAK_COUNTS
+from halfstep.hyperparameters import PEAK_COUNTS, Scalar, Values
+from halfstep.rules.named import Named
 from halfstep.storage.formats import Format
+from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.loss_scale import UNSCALE
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
-from halfstep_torch.links.chain import Chain
+from halfstep_torch.leaves.group_names import Group
+from halfstep_torch.links.chain import Chain, ChainByOptions
 from halfstep_torch.links.link import Link, ParamInfo
 from halfstep_torch.numbers.hyperparameters import nonnegative
 from halfstep_torch.say_once import say_once
@@ -40,18 +43,18 @@ class GroupChoices:
     """
 
     chain: Chain
-    options: dict[str, Any]
-    schedule: Callable[[int], Any] | None
+    options: Group
+    schedule: Callable[[int], Scalar] | None
     shown: float | None = None
     applies: dict[str, tuple[bool, ...]] = dataclasses.field(default_factory=dict)
-    first_lr: Any = None
+    first_lr: Scalar = None
     checked: tuple = ()
-    plans: tuple[Any, dict[tuple, Plan]] = (None, {})
+    plans: tuple[tuple | None, dict[tuple, Plan]] = (None, {})
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "plans": (None, {})}
 
-    def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
+    def rate(self, caller: str, index: int, group: Group) -> Scalar:
         """Return what links read as lr: a number, or the schedule.
 
         A 0 in the group is obeyed where no scheduler wrote it: torch.distributed.checkpoint makes state by a
@@ -79,14 +82,14 @@ class GroupChoices:
             rates.extend(float(schedule(count)) for count in PEAK_COUNTS)
         return max(rates)
 
-    def peak_lr(self, group: Mapping[str, Any]) -> float:
+    def peak_lr(self, group: Group) -> float:
         """Return the largest learning rate of the run that the group and its schedulers know."""
         if self.schedule is not None:
             return self._largest_of_schedule
         known = [self.first_lr, *(group.get(key) for key in ("lr", "initial_lr", "max_lr"))]
         return max(float(rate) for rate in known if rate is not None)
 
-    def check_unchanged(self, caller: str, index: int, group: Mapping[str, Any]) -> None:
+    def check_unchanged(self, caller: str, index: int, group: Group) -> None:
         """Raise ValueError if an option was changed after the group was added: it would have no effect."""
         for option, chosen in self.options.items():
             if group.get(option, chosen) != chosen:
@@ -96,7 +99,7 @@ class GroupChoices:
                     "the float32_state_dict of this one there by load_float32_state_dict."
                 )
 
-    def show(self, caller: str, index: int, group: dict[str, Any], step: int) -> Callable[[], None]:
+    def show(self, caller: str, index: int, group: Group, step: int) -> Callable[[], None]:
         """Return a function that shows, after a step, the learning rate of that step.
 
         `step` is the count of the oldest parameter of the group, after its increment.
@@ -125,7 +128,7 @@ class ReadGroup:
 
     caller: str
     index: int
-    entries: Mapping[str, Any]
+    entries: Group
     choices: GroupChoices
     scale: float | None = None
 
@@ -136,7 +139,7 @@ class ReadGroup:
         return links if self.scale is None else (UNSCALE, *links)
 
     @functools.cached_property
-    def values(self) -> list[Any]:
+    def values(self) -> list[Values]:
         """The checked values of the group's entries, for each link."""
         entries = {**self.entries, "grad_scale": self.scale}
         if self.choices.schedule is not None:
@@ -181,18 +184,40 @@ class ReadGroup:
         return make_plan(rules, seeds, info.dtype, bool(self.entries["maximize"]), wrapped)
 
 
+class Owner(Protocol):
+    """What a step reads of the optimizer that makes it, which stands above."""
+
+    named: ClassVar[Named | None]
+    decoupled_decay: ClassVar[bool | None]
+    param_groups: list[Group]
+    defaults: Group
+    nameless_before: int | None
+    _tx: ChainByOptions
+    _schedule: Callable[[int], Scalar] | None
+    _choices: list[GroupChoices]
+    _compile: CompileChoice
+    _given_names: dict[Tensor, str] | None
+    _compared: bool
+    _idle_steps: int
+
+    @property
+    def _name(self) -> str: ...
+    def _group(self, index: int, saved: Group | None = None) -> ReadGroup: ...
+    def _named(self) -> Iterator[tuple[int, str, Tensor]]: ...
+
+
 def _any_gradient(params: Iterable[Tensor]) -> bool:
     return any(bool(p.grad.any()) for p in params if p.grad is not None)
 
 
-def rate_of(caller: str, schedule: Callable[[int], Any], count: int) -> float:
+def rate_of(caller: str, schedule: Callable[[int], Scalar], count: int) -> float:
     """Return the value of a schedule for the step after `count` steps."""
     rate = schedule(count)
     nonnegative(caller, f"lr({count})", rate, "Use a schedule of numbers >= 0.")
     return float(rate)
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> object:
     """Return a group's value in plain types, which JSON and `torch.load(weights_only=True)` know."""
     if isinstance(value, Format):
         return value.description
@@ -208,7 +233,7 @@ def plain_value(value: Any) -> Any:
     return value
 
 
-def shown_rates(optimizer: Any, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
+def shown_rates(optimizer: Owner, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
     """Return functions that show, after a step, the rates of groups whose lr is a schedule.
 
     `steps` are pairs: the index of a group, the count of a parameter of it after its increment.

@@ -66,15 +66,15 @@ class Inductor:
     def __init__(self, compile_fx: Callable, options: dict) -> None:
         self._compile_fx, self._options, self._made = compile_fx, options, []
         self._seen: list[tuple] | None = []
-        self.made: Any = None
+        self.made: Any = None  # Inductor's, as are graphs: see `kernel_store`
         self.places: list[tuple[int, int | None]] = []
 
-    def __call__(self, graph: Any, inputs: Sequence) -> Callable:
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence) -> Callable:
         """Compile a graph."""
-        made: Any = self._compile_fx(graph, inputs, config_patches=self._options)
+        made = self._compile_fx(graph, inputs, config_patches=self._options)
         self._made.append(made)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Tensor | int) -> object:
             if self._seen is not None:
                 self._seen.append(arguments)
             return made(*arguments)
@@ -110,7 +110,7 @@ def compile_rows(
     function: Callable[..., None],
     options: dict,
     calls: Sequence[Sequence[Tensor]],
-    keep: Callable[[Any, list[tuple[int, int | None]]], None],
+    keep: Callable[[Callable, list[tuple[int, int | None]]], None],
 ) -> Callable[..., None]:
     """Return a compiled function of tensors of any length, given calls with tensors of different lengths.
 
@@ -118,7 +118,7 @@ def compile_rows(
     """
     with compiling():
         backend = _backend(options)
-        chosen: dict[str, Any] = {"options": options} if backend is None else {"backend": backend}
+        chosen: dict = {"options": options} if backend is None else {"backend": backend}
         kernel = torch.compile(own_code(function), dynamic=True, fullgraph=True, **chosen)
         for tensors in calls:  # the second time by what the first has compiled
             kernel(*tensors)
@@ -138,7 +138,7 @@ def _backend(options: dict) -> Inductor | None:
     return Inductor(compile_fx, options)
 
 
-def _places(argument: Any, tensors: Sequence[Tensor]) -> list[tuple[int, int | None]]:
+def _places(argument: Tensor | int, tensors: Sequence[Tensor]) -> list[tuple[int, int | None]]:
     """Return which tensor an argument is, or which tensor's length along which axis."""
     if isinstance(argument, Tensor):
         return [(i, None) for i, x in enumerate(tensors) if x is argument]
@@ -210,7 +210,7 @@ def compile_options(device: torch.device, of_integers: bool = False) -> dict:
     from torch._inductor import config
 
     exact = _EXACT_ON_CPU if device.type == "cpu" else {**_EXACT_ON_GPU, **_ALSO_ON_GPU}
-    options: dict[str, Any] = {name: value for name, value in exact.items() if _has(config, name)}
+    options: dict[str, object] = {name: value for name, value in exact.items() if _has(config, name)}
     if device.type != "cpu":
         return options
     # Past this many operations, 50 on a CPU, Inductor gives a value a separate loop body. Random words of

@@ -22,7 +22,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +68,7 @@ def folder() -> pathlib.Path | None:
     return path if status.st_uid == os.getuid() and not status.st_mode & 0o022 else None
 
 
-def kernel_name(*what: Any) -> str | None:
+def kernel_name(*what: object) -> str | None:
     """Return the name of a stage's kernel; None if the stage has parts of another package."""
     try:
         parts = [_written(x) for x in what]
@@ -79,7 +78,7 @@ def kernel_name(*what: Any) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _written(x: Any) -> Any:
+def _written(x: object) -> str | list:
     """Return a description of a part of a stage, equal in every process."""
     if isinstance(x, (bool, int, float, str, type(None))):
         return repr(x)
@@ -111,7 +110,7 @@ def _source() -> str:
     return digest.hexdigest()
 
 
-def store(name: str | None, made: Any, places: Sequence[Place]) -> None:
+def store(name: str | None, made: Callable, places: Sequence[Place]) -> None:
     """Store a kernel of Inductor if every line of its wrapper is known."""
     path = folder() if name else None
     if path is None:
@@ -143,7 +142,7 @@ class _Wrapper:
     A call is (library, places of its arguments). Lines that this does not know raise _Foreign.
     """
 
-    def __init__(self, made: Any, places: Sequence[Place]) -> None:
+    def __init__(self, made: Callable, places: Sequence[Place]) -> None:
         self.temporaries: list[tuple[Place, int]] = []
         self.calls: list[tuple[str, list[Place]]] = []
         self._known: dict[str, Place] = {}

@@ -6,18 +6,19 @@ what the scale has saved.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import Scalar
 from halfstep.rule import number
 from halfstep_torch.links.link import Link
 
 
-def _check_scale(caller: str, name: str, value: Any, number: float) -> None:
+def _check_scale(caller: str, name: str, value: Scalar, number: float) -> None:
     if not 0 < number < math.inf:
         raise ValueError(f"{caller}: {name}={value} is no scale. Use a number > 0.")
 
@@ -25,9 +26,9 @@ def _check_scale(caller: str, name: str, value: Any, number: float) -> None:
 class Unscale(Link):
     """The first link in a step of scaled gradients: g times the inverse scale, in float32."""
 
-    grad_scale: Any = number(1.0, check=_check_scale)
+    grad_scale: Scalar = number(1.0, check=_check_scale)
 
-    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+    def numbers(self, h, t, op):
         """Return the inverse of the scale."""
         return {"inverse_scale": np.float32(1) / h.grad_scale}
 
@@ -39,13 +40,13 @@ class Unscale(Link):
 UNSCALE = Unscale()
 
 
-def scale_of(optimizer: Any) -> float | None:
+def scale_of(optimizer: object) -> float | None:
     """Return the scale of a step's gradients; None if they are not scaled, or already unscaled."""
     scale = getattr(optimizer, "grad_scale", None)
     return None if scale is None else float(scale)
 
 
-def is_skipped(optimizer: Any) -> bool:
+def is_skipped(optimizer: object) -> bool:
     """Whether a scaler has found an infinity or a NaN among the gradients of this step."""
     found_inf = getattr(optimizer, "found_inf", None)
     return found_inf is not None and float(found_inf) != 0
@@ -60,7 +61,7 @@ class Unscaled(Sequence):
     def __len__(self) -> int:
         return len(self._grads)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:  # as of any sequence
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         return self._grads[index].to(torch.float32) * self._inverse

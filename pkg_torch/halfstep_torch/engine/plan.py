@@ -8,16 +8,18 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from halfstep.hyperparameters import Values
 from halfstep.random_words import word_role
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.link import Link, ParamInfo
 from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.numbers.seeds import LinkSeed
 from halfstep_torch.storage.blocks import blocks_of
 from halfstep_torch.storage.formats import with_blocks
 from halfstep_torch.storage.state_array import StateArray
@@ -140,7 +142,7 @@ class Plan:
         return BoundWeights(rule, dtype=dtype_name(self.dtype))
 
 
-def _cut(moment: Any) -> Any:
+def _cut(moment: StoredMoment) -> StoredMoment:
     return dataclasses.replace(moment, cut=True) if moment.format.scaled else moment
 
 
@@ -150,7 +152,7 @@ def _interned(parts: tuple) -> tuple:
     return parts
 
 
-def _seed_at(seed: Any, which: int) -> int | None:
+def _seed_at(seed: LinkSeed, which: int) -> int | None:
     """Return one seed of a link."""
     return seed[which] if isinstance(seed, (tuple, list)) else seed
 
@@ -191,7 +193,7 @@ def make_plan(
 
 
 def bind_rules(
-    links: Sequence[Link], caller: str, values: Sequence[Any], info: ParamInfo
+    links: Sequence[Link], caller: str, values: Sequence[Values], info: ParamInfo
 ) -> list[BoundRule | None]:
     """Bind each link to a kind of parameter, given the values that `read` returned for it."""
     rules: list[BoundRule | None] = []

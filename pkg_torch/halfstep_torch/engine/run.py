@@ -1,25 +1,25 @@
 """Running the stages of a batch on its rows: by compiled kernels if there are any, else eagerly."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep_torch.distributed.norms import SharedNorms
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.rows import Rows
 from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import number_places, unflat
 
-Walk = Generator[Any, None, Any]
+Walk = Generator[Sequence, None, None]
 """Steps slots in place; yields requests to other processes."""
-Leaving = Generator[Any, None, Mapping[int, Tensor]]
+Leaving = Generator[Sequence, None, Mapping[int, Tensor]]
 """Yields requests to other processes, and returns the updates that parameters leave, by slot."""
 StepApart = Callable[[Batch, int, Mapping[int, Tensor]], Leaving]
 """Runs a stage, by its place, on slots that wait for other processes, given the updates that come to it."""
 
 
-def run_batch(batch: Batch, step_apart: StepApart) -> list[tuple[Walk, Any]]:
+def run_batch(batch: Batch, step_apart: StepApart) -> list[tuple[Walk, Sequence]]:
     """Step the slots of a batch in place; return those that wait for other processes, with their requests."""
     waiting = []
     for places, stage_rows in batch.rows:
@@ -60,7 +60,7 @@ def _update_like(slot: Slot) -> Tensor:
     return torch.empty(slot.param.shape, dtype=torch.float32, device=slot.param.device)
 
 
-def step_array(batch: Batch, k: int, place: int, u: Tensor, op: Any = None) -> Tensor:
+def step_array(batch: Batch, k: int, place: int, u: Tensor, op: SharedNorms | None = None) -> Tensor:
     """Run the k-th stage on the local part of a parameter, in its shape; return the outgoing update."""
     stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.host_keys[:, place].tolist()
     numbers = batch.stage_numbers(k)[slot.step]

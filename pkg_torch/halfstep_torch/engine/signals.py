@@ -5,6 +5,7 @@ import functools
 import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def undisturbed(step: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(step)
-    def run(self: Any, *args: Any, **options: Any) -> None:
+    def run(self: Any, *args: Any, **options: Any) -> None:  # an optimizer, and what its step takes
         with self._lock:
             enabled = [*filter(torch.is_autocast_enabled, ("cpu", "cuda", "xpu", "mps"))]
             if not enabled:
@@ -59,8 +60,8 @@ class SignalsWait:
     """
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Any] = {}
-        self._came: dict[int, Any] = {}
+        self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+        self._came: dict[int, FrameType | None] = {}
         self._over = False
 
     def __enter__(self) -> None:
@@ -74,13 +75,13 @@ class SignalsWait:
                 self.__exit__()
                 raise
 
-    def _keep(self, number: int, frame: Any) -> None:
+    def _keep(self, number: int, frame: FrameType | None) -> None:
         if self._over or number in self._came:
             self._handlers[number](number, frame)
         else:
             self._came[number] = frame
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over = True  # whatever happens from here on, the handlers run
         try:
             for number, handler in self._handlers.items():

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.leaves.checks import LAST_STEP, check_leftovers, check_state_array
+from halfstep_torch.storage.stored_moment import State
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,10 +44,10 @@ class Slot:
     name: str
     plan: Plan
     window: Window
-    whole_plan: Any = None
-    param: Any = None
+    whole_plan: Any = None  # a Plan, once the slot is made
+    param: Tensor = dataclasses.field(init=False)
     step: int = 0
-    counter: Any = None
+    counter: Tensor = dataclasses.field(init=False, repr=False)  # once state is attached
     arrays: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     kept: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
@@ -74,7 +75,7 @@ class Slot:
         self.whole_plan = self.whole_plan or self.plan
         self.param = self.owner
 
-    def attach(self, caller: str, state: MutableMapping[str, Any]) -> None:
+    def attach(self, caller: str, state: State) -> None:
         """Read the parameter's state: make zeros at the first step, and check what is there at later ones."""
         specs = self.whole_plan.arrays
         # A momentum that was 0 until now had no buffer.
@@ -85,7 +86,7 @@ class Slot:
         self.arrays = {key: state[key] for key in specs}
         self.state, self.kept, self.counter = self.arrays, self.arrays, state["step"]
 
-    def check_arrays(self, caller: str, state: Mapping[str, Any]) -> None:
+    def check_arrays(self, caller: str, state: State) -> None:
         """Raise TypeError or ValueError for an array that does not fit."""
         for key, spec in self.whole_plan.arrays.items():
             check_state_array(caller, self.name, key, spec, state[key], self.owner)

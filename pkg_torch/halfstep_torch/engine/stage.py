@@ -4,14 +4,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.arrays import Array
+from halfstep.hyperparameters import Values
 from halfstep.random_words import word_role
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.numbers.norms import piece_length
+from halfstep_torch.numbers.op import TorchOp
 from halfstep_torch.numbers.random_words import field_on_top, whole_words, words_from
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.formats import Format, with_blocks
@@ -25,7 +27,7 @@ LONGEST_BLOCK = 1 << 16
 # index.
 _WIDTH = 256
 
-Columns = Sequence[tuple[Any, dict[int, Any]]]
+Columns = Sequence[tuple[Array, dict[int, Array]]]
 """Of each stream of random words its k0, and of each role its k1."""
 
 
@@ -120,7 +122,7 @@ class Stage:
         state: Mapping[str, Tensor],
         numbers: Sequence,
         words: Callable,
-        op: Any = None,
+        op: TorchOp | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the new weights, or the float32 update if another stage follows, and the new state arrays.
 
@@ -196,7 +198,7 @@ class Stage:
         g: Tensor,
         u: Tensor | None,
         state: Sequence[Tensor],
-        numbers: Sequence[Any],
+        numbers: Sequence[Values],
         first: Tensor,
         keys: Tensor,
         column: Tensor,

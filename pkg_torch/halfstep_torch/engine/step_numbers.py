@@ -4,15 +4,15 @@ Kernels take numbers as a vector, and keys as columns. All of a device are sent 
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import Values
 from halfstep.random_words import leaf_id
-from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.batches import Batch, Measured
 from halfstep_torch.engine.plan import Stream
 from halfstep_torch.engine.rows import alias
 from halfstep_torch.engine.slots import Slot, SlotColumns
@@ -24,7 +24,7 @@ _KEYS = 1 << 10
 _ALIGNED = 4
 
 
-def flat(numbers: Any) -> list[float]:
+def flat(numbers: Values) -> list[float]:
     """Return the numbers of named tuples, nested or not, in their order."""
     made, coming = [], [numbers]
     while coming:  # called at every step: a function of its own for each part takes longer
@@ -36,17 +36,17 @@ def flat(numbers: Any) -> list[float]:
     return made
 
 
-def number_places(numbers: Any) -> Any:
+def number_places(numbers: Values) -> Values:
     """Return the same named tuples with the place of each number in `flat`: equal for equal shapes."""
     indices = iter(range(len(flat(numbers))))
 
-    def placed(part: Any) -> Any:
+    def placed(part: Values) -> Values:
         return _made(part, [placed(x) for x in part]) if isinstance(part, tuple) else next(indices)
 
     return placed(numbers)
 
 
-def unflat(places: Any, numbers: Sequence) -> Any:
+def unflat(places: Values, numbers: Sequence) -> Values:
     """Return named tuples of numbers, given their `number_places`."""
     return (
         _made(places, [unflat(x, numbers) for x in places]) if isinstance(places, tuple) else numbers[places]
@@ -57,13 +57,11 @@ def _made(like: tuple, values: list) -> tuple:
     return tuple(values) if type(like) is tuple else type(like)(*values)
 
 
-Numbers = dict[tuple[int, int], tuple[Any, dict[int, Any]]]
+Numbers = dict[tuple[int, int], tuple[Values, dict[int, Values]]]
 """Of each link of each group, its values and the numbers of each count."""
 
 
-def attach_numbers(
-    batches: Sequence[Batch], measured: Mapping[tuple[int, int], Any], known: Numbers
-) -> Numbers:
+def attach_numbers(batches: Sequence[Batch], measured: Measured, known: Numbers) -> Numbers:
     """Set the numbers of each rule in batches, also those that depend on all gradients; return them.
 
     What is `known` of the step before is not computed again: where counts differ, most are one more than

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from halfstep.diagnosis import RANGES, at_ends, outside_range
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.groups import Owner
 from halfstep_torch.leaves.names import parameters_by_leaf
 from halfstep_torch.links.link import is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -23,7 +23,7 @@ _COUNTS = (100, 1_000, 10_000)
 # At which second moments are looked at: a pass over them, and a wait for the device.
 
 
-def look_around(optimizer: Any, batches: Sequence[Batch]) -> None:
+def look_around(optimizer: Owner, batches: Sequence[Batch]) -> None:
     """Give the warnings of a step, most at the first one, which also compares replicas."""
     caller, groups = optimizer._name, optimizer.param_groups
     if optimizer._compared and not {step % 100 for batch in batches for step in batch.numbers} & {0, 1}:
@@ -42,7 +42,7 @@ def look_around(optimizer: Any, batches: Sequence[Batch]) -> None:
         optimizer._compared = True
 
 
-def warn_of_nothing(optimizer: Any, named: Sequence[tuple[int, str, Tensor]]) -> None:
+def warn_of_nothing(optimizer: Owner, named: Sequence[tuple[int, str, Tensor]]) -> None:
     """Warn if no parameter has ever had a gradient."""
     caller = optimizer._name
     check_not_replaced(caller, {name: p for _, name, p in named}, parameters_by_leaf)

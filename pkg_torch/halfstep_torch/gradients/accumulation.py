@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
+from torch.utils.hooks import RemovableHandle
 
 from halfstep.random_words import Role
 from halfstep_torch.distributed.shards import refuse_shards
@@ -17,6 +19,7 @@ from halfstep_torch.gradients.hooks import claim, named_leaves, release
 from halfstep_torch.leaves.checks import LAST_STEP, check_grad
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer_state.form import SavedState
 
 _FUNCTION = "accumulate_gradients"
 
@@ -92,7 +95,7 @@ class _Leaf:
     name: str
     param: Tensor
     count: int = 0
-    node: Any = None
+    node: torch.autograd.graph.Node | None = None
     total: Tensor | None = None
     arriving: bool = False
 
@@ -112,7 +115,7 @@ class GradientAccumulation:
             self._compile.check(_FUNCTION, leaf.param.device)
         claim(_FUNCTION, [(leaf.name, leaf.param) for leaf in leaves])
         self._seed, self._leaves = seed, {leaf.name: leaf for leaf in leaves}
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         for leaf in leaves:
             self._watch(leaf)
 
@@ -121,7 +124,7 @@ class GradientAccumulation:
         # nothing to grad.
         leaf.node = torch.autograd.graph.get_gradient_edge(leaf.param).node
 
-        def before(_grads: Any) -> None:
+        def before(_grads: object) -> None:
             if not leaf.arriving:
                 leaf.total, leaf.param.grad, leaf.arriving = leaf.param.grad, None, True
 
@@ -171,11 +174,11 @@ class GradientAccumulation:
         release(leaf.param for leaf in self._leaves.values())
         self._handles.clear()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the seed and the number of gradients added to each parameter, by leaf name."""
         return {"seed": self._seed, "counts": {name: leaf.count for name, leaf in self._leaves.items()}}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: SavedState) -> None:
         """Restore what `state_dict` returned: later gradients are rounded as in the run that was saved."""
         counts = state_dict["counts"]
         if counts.keys() != self._leaves.keys():

@@ -2,8 +2,7 @@
 
 import functools
 import gc
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ def watch_clipping() -> None:
 
 def _watched(of_torch: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(of_torch)
-    def clip(parameters: Any, *args: Any, **kwargs: Any) -> None:
+    def clip(parameters: Tensor | Iterable[Tensor], *args: object, **kwargs: object) -> None:
         listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         refuse_freed("torch.nn.utils.clip_grad_norm_", listed)
         of_torch(listed, *args, **kwargs)

@@ -41,7 +41,7 @@ def release(params: Iterable[Tensor], caller: str = "") -> None:
             _OWNERS[param] = caller
 
 
-def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:
+def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:  # as torch takes parameters
     """Yield (leaf name, parameter) of a module, an optimizer, or (named) parameters (contract W7)."""
     if isinstance(given, torch.nn.Module):
         given = given.named_parameters()

@@ -4,10 +4,10 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from halfstep_torch.distributed.norms import clip, norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded
@@ -90,7 +90,7 @@ class GradientRelease:
         # A sum is there before it is stepped: hooks run in the order in which they were put on.
         self._sums = [step.param for step in self._steps if owner_of(step.param) == _SUMS]
         claim(_FUNCTION, ((step.name, step.param) for step in self._steps), over=_SUMS)
-        self._handles: list[Any] = [
+        self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(_refuse_scaler),
             optimizer.register_step_post_hook(self._end_backward),
         ]
@@ -111,7 +111,7 @@ class GradientRelease:
         finally:
             self._accumulates = False
 
-    def _end_backward(self, *_: Any) -> None:
+    def _end_backward(self, *_: object) -> None:
         for step in self._steps:
             step.done = False
 
@@ -180,7 +180,7 @@ def _clip(name: str, param: Tensor, max_norm: float | Tensor) -> None:
     grad.copy_(next(clip([grad], norms, max_norm)))
 
 
-def _checked(optimizer: Any) -> Optimizer:
+def _checked(optimizer: Optimizer) -> Optimizer:
     check_optimizer(_FUNCTION, optimizer)
     optimizer.check_steps_alone(
         _FUNCTION, "but gradient release frees them one by one", "step after backward"

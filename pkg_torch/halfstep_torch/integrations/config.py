@@ -2,15 +2,15 @@
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from halfstep.config import chosen, read_config
+from halfstep.hyperparameters import Arguments
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.rules.schedule_free import AdamWScheduleFree
 
 
-def from_config(config: str | Mapping[str, Any]) -> Callable[..., Optimizer]:
+def from_config(config: str | Arguments) -> Callable[..., Optimizer]:
     """Return a class of optimizers with the arguments that a config has: give it the parameters.
 
     Args:

@@ -1,12 +1,13 @@
 """Optimizers of others on 16-bit weights: they step float32 copies, and weights are rounded from these."""
 
-import collections
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from halfstep.random_words import Role
 from halfstep_torch.distributed.shards import refuse_shards
@@ -18,6 +19,7 @@ from halfstep_torch.engine.step_numbers import KeysAhead
 from halfstep_torch.leaves.checks import check_grad, check_weight
 from halfstep_torch.leaves.found_names import with_names_found
 from halfstep_torch.leaves.group_names import (
+    Group,
     check_names,
     count_nameless,
     nameless_seeds,
@@ -27,7 +29,7 @@ from halfstep_torch.leaves.group_names import (
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.optimizer_state.form import check_form
+from halfstep_torch.optimizer_state.form import SavedState, check_form
 
 _FUNCTION = "round_weights"
 _SEED, _COUNT = "round_seed", "round_step"
@@ -126,7 +128,7 @@ class _Piece:
     ):
         self.members, self._stays = members, _on_cpu(members)
         self._stream, self._steps = Stream(seed, "", before=False, roles=(Role.PARAM,)), None
-        alike: dict[Any, list[int]] = {}
+        alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for i, (_, param, _) in enumerate(members):
             if param.dtype != torch.float32:
                 alike.setdefault((param.device, param.dtype), []).append(i)
@@ -180,7 +182,7 @@ class RoundedWeights(torch.optim.Optimizer):
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: torch.optim.Optimizer,
         seed: int,
         names: Iterable | None,
         piece_size: int | None,
@@ -214,8 +216,8 @@ class RoundedWeights(torch.optim.Optimizer):
 
     def _hold(self) -> None:
         """Have no memory of copies yet; the optimizer has no weights any more, and steps for this alone."""
-        self._memory: Any = collections.defaultdict(dict)
-        self._layout: list[Any] = []
+        self._memory: defaultdict[torch.dtype, dict[torch.device, list[Tensor]]] = defaultdict(dict)
+        self._layout: list = []
         self._kept: dict[int, _Piece] = {}
         self._optimizer.register_step_pre_hook(_refuse_alone)
 
@@ -225,15 +227,15 @@ class RoundedWeights(torch.optim.Optimizer):
             "Diagnose the optimizer before it is wrapped; copy.deepcopy takes model and optimizer."
         )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> StateDict:
         self._forget()
         return {**super().__getstate__(), **{name: getattr(self, name) for name in _PICKLED}}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: StateDict) -> None:
         super().__setstate__(state)
         self._hold()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Add a group, while the optimizer is built."""
         if self._whole:
             raise TypeError(f"{_FUNCTION}: groups are those of the optimizer. Add them before it is wrapped.")
@@ -256,7 +258,7 @@ class RoundedWeights(torch.optim.Optimizer):
             )
         loss = None if closure is None else torch.enable_grad()(closure)()
         entries = [_entries(group) for group in self.param_groups]
-        after: list[dict[str, Any]] | None = None
+        after: list[Group] | None = None
         members = [member for member in self._members if member.param.grad is not None]
         for member in members:
             check_grad(_FUNCTION, member.name, member.param)
@@ -322,7 +324,7 @@ class RoundedWeights(torch.optim.Optimizer):
         steps = torch.stack(counts).tolist()
         piece.round(steps, self._compile)
 
-    def _check_alike(self, before: list[dict[str, Any]] | None) -> None:
+    def _check_alike(self, before: list[Group] | None) -> None:
         """Raise ValueError if a piece left other entries in the groups than the one before it."""
         for own, group in zip(before or (), self._optimizer.param_groups, strict=False):
             for key, value in _entries(group).items():
@@ -332,11 +334,11 @@ class RoundedWeights(torch.optim.Optimizer):
                         "after the next: the rule looks at all parameters. Build it with piece_size=None."
                     )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state as torch's optimizers do: that of the optimizer, with counts and the seed."""
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: SavedState) -> None:
         """Restore what `state_dict` returned, bit for bit; weights are the model's."""
         check_form("load_state_dict", state_dict, "Pass what state_dict() of round_weights' result returned.")
         groups, state = state_dict["param_groups"], state_dict["state"]
@@ -361,7 +363,7 @@ class RoundedWeights(torch.optim.Optimizer):
             own.update(_entries(group), **{_SEED: saved[_SEED]})
 
 
-def _refuse_alone(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _refuse_alone(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if optimizer not in _stepping:
         raise RuntimeError(
             f"{_FUNCTION}: the optimizer that was passed has no weights any more, and its step would change "
@@ -369,7 +371,7 @@ def _refuse_alone(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         )
 
 
-def _entries(group: Mapping[str, Any]) -> dict[str, Any]:
+def _entries(group: Group) -> Group:
     """Return the entries of a group that are the optimizer's own."""
     return {key: value for key, value in group.items() if key not in _OURS}
 

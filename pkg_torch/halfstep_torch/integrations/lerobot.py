@@ -30,7 +30,7 @@ class HalfstepConfig(OptimizerConfig):
     recipe: str | None = None
     seed: int = 0
 
-    def build(self, params: Any) -> Any:
+    def build(self, params: Any) -> Any:  # as lerobot declares it
         """Return the optimizer of parameters, or of each list of a dict of lists (SAC's actor and critic)."""
         if isinstance(params, dict) and not any(isinstance(x, torch.Tensor) for x in params.values()):
             return {name: self.build(part) for name, part in params.items()}

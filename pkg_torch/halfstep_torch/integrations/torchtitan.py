@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torchtitan.components.optimizer import OptimizersContainer  # pyright: ignore[reportMissingImports]
@@ -25,7 +24,7 @@ class HalfstepOptimizers(OptimizersContainer):
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., torch.optim.Optimizer]:
-        ours: Any = getattr(halfstep_torch, name, None)
+        ours = getattr(halfstep_torch, name, None)
         if isinstance(ours, type) and issubclass(ours, halfstep_torch.Optimizer):
             return ours
         return OptimizersContainer._resolve_optimizer_factory(name)

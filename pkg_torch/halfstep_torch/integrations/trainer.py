@@ -1,11 +1,11 @@
 """The factory that transformers' Trainer takes."""
 
 import importlib
-from typing import Any
 
 import torch
 
 from halfstep_torch.integrations.config import from_config
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.optimizer import Optimizer
 
 
@@ -22,7 +22,7 @@ class transformers:  # as the library, so that a line of a config tells what it 
     Source: ours.
     """
 
-    def __call__(self, model: torch.nn.Module, optimizer: str = "AdamW", **options: Any) -> Optimizer:
+    def __call__(self, model: torch.nn.Module, optimizer: str = "AdamW", **options: object) -> Optimizer:
         """Return the optimizer of a model's parameters.
 
         Args:
@@ -37,7 +37,7 @@ class transformers:  # as the library, so that a line of a config tells what it 
         trainer = importlib.import_module("transformers").Trainer
         decayed = set(trainer.get_decay_parameter_names(None, model))
         trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-        groups: list[dict[str, Any]] = [
+        groups: list[Group] = [
             {"params": [(name, param) for name, param in trained if name in decayed]},
             {
                 "params": [(name, param) for name, param in trained if name not in decayed],

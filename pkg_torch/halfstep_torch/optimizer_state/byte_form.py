@@ -8,17 +8,18 @@ Who casts the floats of a checkpoint leaves them alone, too.
 import collections
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from halfstep_torch.distributed.shards import from_local, is_sharded, local_part
+from halfstep_torch.optimizer_state.form import SavedState
 
 _MOVED = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int32, torch.int64)
 
 
-def as_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
+def as_bytes(entry: SavedState) -> StateDict:
     """Return a parameter's state for a state dict: 2-byte codes get a last axis of two bytes."""
     entry = dict(entry)
     for key, x in entry.items():
@@ -29,7 +30,7 @@ def as_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def from_bytes(entry: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> dict[str, Any]:
+def from_bytes(entry: SavedState, dtypes: Mapping[str, torch.dtype]) -> StateDict:
     """Return a parameter's state from a state dict, given the dtypes of its arrays."""
     entry = dict(entry)
     for key, dtype in dtypes.items():
@@ -40,7 +41,7 @@ def from_bytes(entry: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> d
     return entry
 
 
-def pickled(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, Any]:
+def pickled(states: Mapping[Tensor, SavedState]) -> StateDict:
     """Return states of parameters for a pickle: torch cannot unpickle 8-bit floats."""
     dtypes = {
         param: {key: x.dtype for key, x in entry.items() if isinstance(x, Tensor)}
@@ -50,7 +51,7 @@ def pickled(states: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, Any]:
     return {"state": collections.defaultdict(dict, held), "_state_dtypes": dtypes}
 
 
-def unpickled(fields: Mapping[str, Any]) -> dict[str, Any]:
+def unpickled(fields: SavedState) -> StateDict:
     """Return the fields of a pickle, with the states that `pickled` was given."""
     fields = dict(fields)
     for param, dtypes in fields.pop("_state_dtypes", {}).items():
@@ -58,7 +59,7 @@ def unpickled(fields: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _changed(x: Any, change: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
+def _changed(x: Tensor, change: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
     """Apply a function to a tensor, or to the local part of a DTensor of global `shape`."""
     return from_local(change(local_part(x)), x, x.placements, shape) if is_sharded(x) else change(x)
 

@@ -5,17 +5,21 @@ the state dict, before anything is changed.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from halfstep_torch.leaves.checks import LAST_STEP
-from halfstep_torch.numbers.seeds import as_seed
+from halfstep_torch.numbers.seeds import LinkSeed, as_seed
 
+SavedState: TypeAlias = Mapping[str, Any]
+"""A state dict, or an entry or a group of one: nothing is known of it before its form is checked."""
 _DAMAGED = "The file is damaged: load another."
 
 
-def check_form(caller: str, state_dict: Any, way_out: str = "Pass what state_dict() returned.") -> None:
+def check_form(
+    caller: str, state_dict: SavedState, way_out: str = "Pass what state_dict() returned."
+) -> None:
     """Raise TypeError unless groups and states are where a state dict of `torch.optim` has them."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         raise TypeError(
@@ -58,7 +62,7 @@ def check_parameter_counts(caller: str, group: int, saved: int, here: int) -> No
         )
 
 
-def check_header(caller: str, group: int, header: Any) -> None:
+def check_header(caller: str, group: int, header: SavedState) -> None:
     """Raise TypeError or ValueError unless a group's header is of the form that `state_dict` writes."""
     _check_kind(caller, f"'halfstep' of group {group}", header, Mapping, _DAMAGED)
     for name, kind in (("spec_version", int), ("links", Sequence), ("seeds", Sequence)):
@@ -73,7 +77,7 @@ def check_header(caller: str, group: int, header: Any) -> None:
             _check_kind(caller, f"one of {name!r} in 'halfstep' of group {group}", text, str, _DAMAGED)
 
 
-def check_seeds(caller: str, group: int, saved: Any, expected: Any) -> None:
+def check_seeds(caller: str, group: int, saved: LinkSeed, expected: LinkSeed) -> None:
     """Raise TypeError or ValueError unless seeds are saved where this optimizer has seeds.
 
     In the list `expected` are numbers, None, and pairs of a link that wraps another.
@@ -92,7 +96,7 @@ def check_seeds(caller: str, group: int, saved: Any, expected: Any) -> None:
         check_seeds(caller, group, saved_seeds, expected_seeds)
 
 
-def saved_step(caller: str, name: str, value: Any) -> int:
+def saved_step(caller: str, name: str, value: object) -> int:
     """Return a parameter's saved count of steps, a number or a tensor of one number; refuse anything else."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
@@ -108,7 +112,7 @@ def saved_step(caller: str, name: str, value: Any) -> int:
     return int(value)
 
 
-def _check_kind(caller: str, what: str, x: Any, kind: type, way_out: str) -> None:
+def _check_kind(caller: str, what: str, x: object, kind: type, way_out: str) -> None:
     if not isinstance(x, kind) or (isinstance(x, str) and kind is not str):
         wanted = {Mapping: "a dict", Sequence: "a list", int: "an integer", str: "a string"}[kind]
         raise TypeError(f"{caller}: {what} is a {type(x).__name__}, not {wanted}. {way_out}")

@@ -2,14 +2,16 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from halfstep_torch.engine.groups import plain_value, shown_rates
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
+from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.optimizer_state.state_dict import (
     OTHER_FORMATS,
     check_counts,
@@ -21,9 +23,10 @@ from halfstep_torch.optimizer_state.state_dict import (
 )
 from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.how_stepped import state_placements
+from halfstep_torch.sharded.state_home import StateOwner
 
 
-def with_headers(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+def with_headers(optimizer: StateOwner, state_dict: StateDict) -> StateDict:
     """Return torch's state dict with arrays in byte form, and a header for each group."""
     headers = headers_of(optimizer)
     state_dict["state"] = {key: as_bytes(entry) for key, entry in state_dict["state"].items()}
@@ -33,7 +36,7 @@ def with_headers(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(
-    optimizer: Any, state_dict: Mapping[str, Any], set_rest: Callable[[], object] = lambda: None
+    optimizer: StateOwner, state_dict: SavedState, set_rest: Callable[[], object] = lambda: None
 ) -> None:
     """Restore from a state dict, as `Optimizer.load_state_dict` says.
 
@@ -45,7 +48,7 @@ def load(
         state_dict = state_dict if replaced is None else replaced
     saved_groups, ids, seeds = read_groups(state_dict, headers_of(optimizer))
     check_counts(state_dict, ids)
-    states: dict[Tensor, tuple[dict[str, tuple | None], Mapping[str, Any]]] = {}
+    states: dict[Tensor, tuple[dict[str, tuple | None], SavedState]] = {}
     steps: list[tuple[int, int]] = []
     plans: dict[Tensor, Plan] = {}
     group_of = functools.cache(optimizer._group)
@@ -88,7 +91,7 @@ def load(
         hook(optimizer)
 
 
-def _saved_plan(optimizer: Any, i: int, saved: dict[str, Any], name: str, param: Tensor) -> Plan:
+def _saved_plan(optimizer: StateOwner, i: int, saved: Group, name: str, param: Tensor) -> Plan:
     """Return the plan of a parameter with the dtypes of its saved group and the options here."""
     try:
         return optimizer._group(i, saved).plan(name, param)
@@ -100,20 +103,20 @@ def _saved_plan(optimizer: Any, i: int, saved: dict[str, Any], name: str, param:
         ) from error
 
 
-def _check_values(optimizer: Any) -> None:
+def _check_values(optimizer: StateOwner) -> None:
     """Check the values of all groups."""
     for i in range(len(optimizer.param_groups)):
         _ = optimizer._group(i).values
 
 
-def _hooks(optimizer: Any, name: str) -> list[Callable[..., Any]]:
+def _hooks(optimizer: StateOwner, name: str) -> list[Callable]:
     """Return hooks that torch keeps under a name."""
     if not hasattr(optimizer, name):
         say_once(f"{optimizer._name}: torch keeps no {name} any more: hooks of load_state_dict do not run.")
     return list(getattr(optimizer, name, {}).values())
 
 
-def headers_of(optimizer: Any) -> list[dict[str, Any]]:
+def headers_of(optimizer: StateOwner) -> list[Group]:
     """Return the header of every param group."""
     names: list[list[str]] = [[] for _ in optimizer.param_groups]
     counts: list[set[int]] = [set() for _ in optimizer.param_groups]
@@ -125,7 +128,7 @@ def headers_of(optimizer: Any) -> list[dict[str, Any]]:
     return [chain.header(leaves, sorted(of_group)) for chain, leaves, of_group in rows]
 
 
-def may_make_state(optimizer: Any) -> bool:
+def may_make_state(optimizer: StateOwner) -> bool:
     """Whether torch.distributed.checkpoint may be calling this step to make state.
 
     It is if all gradients are 0, too. Such a step would change no weight; it is none, and is not counted.

@@ -9,7 +9,6 @@ must agree.
 
 import copy
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +17,13 @@ from halfstep.checkpoint.header import check_spec_version
 from halfstep_torch.distributed.placement import placed_copy
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.leaves.checks import check_scale_bytes
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.numbers.seeds import LinkSeed
 from halfstep_torch.optimizer_state.form import (
+    SavedState,
     check_form,
     check_group_counts,
     check_header,
@@ -31,14 +33,17 @@ from halfstep_torch.optimizer_state.form import (
 )
 from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import State
 
+Ids = dict[str, int | str]
+"""Of a group its parameters in a state dict, by leaf name."""
 OTHER_FORMATS = (
     "Build the optimizer with the recipe and the dtypes of the run that was saved, or move its "
     "float32_state_dict here by load_float32_state_dict."
 )
 
 
-def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]) -> None:
+def check_counts(state_dict: SavedState, ids: Sequence[Ids]) -> None:
     """Raise ValueError if a header's counts differ from those of the state, as after a cast of the file."""
     for i, (group, of_group) in enumerate(zip(state_dict["param_groups"], ids, strict=True)):
         entries = [(name, state_dict["state"].get(key)) for name, key in of_group.items()]
@@ -56,8 +61,8 @@ def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]
 
 
 def read_groups(
-    state_dict: Mapping[str, Any], headers: Sequence[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
+    state_dict: SavedState, headers: Sequence[Group]
+) -> tuple[list[Group], list[Ids], list[LinkSeed]]:
     """Return copies of the saved param groups without headers, their ids by leaf name, and their seeds."""
     check_form("load_state_dict", state_dict)
     groups = copy.deepcopy(list(state_dict["param_groups"]))
@@ -92,7 +97,7 @@ def read_groups(
     return groups, ids, seeds
 
 
-def _compare(saved: Mapping[str, Any], expected: Mapping[str, Any], group: int, count: int) -> None:
+def _compare(saved: SavedState, expected: Group, group: int, count: int) -> None:
     check_spec_version("load_state_dict", "state dict", saved["spec_version"])
     if saved["links"] != expected["links"]:
         raise ValueError(
@@ -104,9 +109,7 @@ def _compare(saved: Mapping[str, Any], expected: Mapping[str, Any], group: int, 
     check_parameter_counts("load_state_dict", group, count, len(expected["names"]))
 
 
-def _saved_names(
-    group: Mapping[str, Any], header: Mapping[str, Any], before: int, names: Sequence[str]
-) -> list[str]:
+def _saved_names(group: Group, header: SavedState, before: int, names: Sequence[str]) -> list[str]:
     """Return the leaf names of a saved group, in the order of its parameters.
 
     `names` are those of the group here. torch.distributed.checkpoint has names for ids, sorts them as this
@@ -131,8 +134,8 @@ def _places(before: int, count: int) -> list[str]:
 
 
 def _match(
-    saved: Sequence[str], names: Sequence[str], ids: Sequence[Any], group: int, before: Sequence[int]
-) -> dict[str, Any]:
+    saved: Sequence[str], names: Sequence[str], ids: Sequence[int | str], group: int, before: Sequence[int]
+) -> Ids:
     """Return the ids of a saved group by the names that its parameters have here."""
     if sorted(saved) == sorted(names):
         return dict(zip(saved, ids, strict=True))
@@ -151,9 +154,7 @@ def _match(
     )
 
 
-def load_group(
-    group: Mapping[str, Any], saved: Mapping[str, Any], options: Collection[str], scheduled: bool
-) -> dict[str, Any]:
+def load_group(group: Group, saved: SavedState, options: Collection[str], scheduled: bool) -> Group:
     """Return a group's entries after loading: the saved value where there is one.
 
     `options` are the entries that chose the chain of the group; `scheduled` tells whether its lr is a
@@ -170,9 +171,7 @@ def load_group(
     return entries
 
 
-def replace_groups(
-    groups: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], check: Callable[[], object]
-) -> None:
+def replace_groups(groups: Sequence[Group], entries: Sequence[Group], check: Callable[[], object]) -> None:
     """Replace the entries of param groups in place; undo it if `check` raises."""
     before = [dict(group) for group in groups]
     try:
@@ -192,7 +191,7 @@ def check_saved_state(
     param: Tensor,
     arrays: Mapping[str, StateArray],
     saved_arrays: Mapping[str, StateArray],
-    saved: Mapping[str, Any],
+    saved: SavedState,
 ) -> None:
     """Raise TypeError or ValueError unless a saved state fits this optimizer.
 
@@ -239,9 +238,9 @@ def check_saved_state(
 
 
 def load_states(
-    states: MutableMapping[Tensor, Any],
-    saved: Mapping[Tensor, tuple[Mapping[str, tuple | None], Mapping[str, Any]]],
-    home: Callable[[Tensor, dict[str, Any]], dict[str, Any]],
+    states: MutableMapping[Tensor, State],
+    saved: Mapping[Tensor, tuple[Mapping[str, tuple | None], SavedState]],
+    home: Callable[[Tensor, State], State],
 ) -> None:
     """Copy saved arrays in their dtypes to an optimizer's state, freeing old arrays one by one.
 
@@ -253,7 +252,7 @@ def load_states(
         del states[param]
     for param, (placements, entry) in saved.items():
         states.pop(param, None)  # its memory is free before new memory is asked for
-        state: dict[str, Any] = {"step": torch.tensor(int(entry["step"]), dtype=torch.int64, device="cpu")}
+        state: State = {"step": torch.tensor(int(entry["step"]), dtype=torch.int64, device="cpu")}
         for key, where in placements.items():
             state[key] = placed_copy(entry[key], param, where)
         states[param] = home(param, state)

@@ -5,7 +5,6 @@ weights need no storage.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from halfstep.description import (
     moment_reason,
     nbytes_of,
 )
+from halfstep.hyperparameters import Values
 from halfstep.rule import declared
 from halfstep.storage.formats import Format
 from halfstep_torch.distributed.shards import is_sharded, window_here, window_of
@@ -86,7 +86,7 @@ def is_frozen(optimizer: Optimizer, param: Tensor) -> bool:
 
 
 def _rows(
-    optimizer: Optimizer, links: Sequence[tuple[Link, Any]], name: str, param: Tensor, plan: Plan
+    optimizer: Optimizer, links: Sequence[tuple[Link, Values]], name: str, param: Tensor, plan: Plan
 ) -> Iterator[ArrayDescription]:
     sizes, shape = array_bytes(optimizer, param, plan), tuple(param.shape)
     yield _weight(optimizer, name, param, plan)
@@ -151,7 +151,7 @@ def _row(
     return ArrayDescription(name, array, shape, fmt, rounding, total, why, as_asked, per_device)
 
 
-def _asked_format(link: Link, h: Any, name: str) -> Format | None:
+def _asked_format(link: Link, h: Values, name: str) -> Format | None:
     """Return the requested format; None for the default."""
     asked = getattr(link, "format", None)
     if isinstance(asked, Format):

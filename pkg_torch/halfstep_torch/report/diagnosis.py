@@ -7,7 +7,6 @@ gradients of zero. What they leave where it was is what would be lost.
 import inspect
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,11 +119,11 @@ def _placed_grad(p: Tensor) -> Tensor:
 def _plain_norm(grads: list[Tensor]) -> float:
     """Return the norm that torch clips by; its function does not mix shards with whole tensors."""
     kinds = [[g for g in grads if is_sharded(g) == sharded] for sharded in (False, True)]
-    norms: list[Any] = [torch.nn.utils.get_total_norm(of_kind) for of_kind in kinds if of_kind]
+    norms: list[Tensor] = [torch.nn.utils.get_total_norm(of_kind) for of_kind in kinds if of_kind]
     return math.hypot(*(float(x.full_tensor() if is_sharded(x) else x) for x in norms))
 
 
-def _largest(grad: Any) -> float:
+def _largest(grad: Tensor) -> float:
     largest = grad.abs().max()
     return float(largest.full_tensor() if is_sharded(largest) else largest)
 
@@ -154,7 +153,7 @@ def _by_param(params: list[Tensor], counts: list[Count]) -> dict[Tensor, Count]:
     return {p: (lost, of_all) for p, (lost, of_all) in zip(params, totals, strict=True)}
 
 
-def _checked(optimizer: Any) -> torch.optim.Optimizer:
+def _checked(optimizer: object) -> torch.optim.Optimizer:
     optimizer = any_optimizer(_FUNCTION, optimizer)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

@@ -3,12 +3,11 @@
 import importlib.metadata
 import importlib.util
 import shutil
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
+from halfstep.hyperparameters import Arguments
 from halfstep_torch.engine.compiled_stage import is_at_hand
 from halfstep_torch.engine.inductor import find_cxx, missing_options
 from halfstep_torch.rules.adam import AdamW
@@ -34,14 +33,14 @@ def devices() -> list[str]:
 
 
 def final_weights(
-    recipe: Mapping[str, Any],
+    recipe: Arguments,
     question: tuple[np.ndarray, np.ndarray],
     leaf: str,
     device: str,
     mode: str,
     *,
     learning_rate: float,
-    **hyperparameters: Any,
+    **hyperparameters: float,
 ) -> np.ndarray:
     """Take steps of AdamW for `python -m halfstep`, and return the weights' patterns."""
     weights, gradients = question
@@ -60,7 +59,7 @@ def final_weights(
     return parameter.detach().cpu().view(torch.int16).numpy().view(np.uint16)
 
 
-def warm(recipe: Mapping[str, Any]) -> str:
+def warm(recipe: Arguments) -> str:
     """Compile AdamW's step of bfloat16 weights on a CPU; return in words what was stored."""
     parameter = torch.nn.Parameter(torch.zeros(256, 256, dtype=torch.bfloat16))
     parameter.grad = torch.zeros_like(parameter)

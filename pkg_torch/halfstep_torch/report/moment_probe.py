@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.report.description import described
 from halfstep_torch.report.probe_steps import NARROW, copy_of, is_moment, second_moments, take_step
 from halfstep_torch.storage.ends import count_at_ends
+from halfstep_torch.storage.stored_moment import State
 
 PAIRS = {"exp_avg_sq": "exp_avg"}
 """The keys of second moments, and of the first ones beside them."""
@@ -58,7 +58,7 @@ def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> 
 
 
 def _changed(
-    alone: Any, copies: Mapping[Tensor, Tensor], narrow: set[tuple[Tensor, str]]
+    alone: torch.optim.Optimizer, copies: Mapping[Tensor, Tensor], narrow: set[tuple[Tensor, str]]
 ) -> dict[tuple[Tensor, str], bool]:
     """Return whether a step changed an element, in any process, of moments just above 1."""
     pairs = [(p, key) for p in copies for key in alone.state[copies[p]] if (p, key) in narrow]
@@ -105,7 +105,7 @@ def _formats(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, str]]:
     }
 
 
-def _dtypes(p: Tensor, kept: Mapping[str, Any]) -> dict[str, str]:
+def _dtypes(p: Tensor, kept: State) -> dict[str, str]:
     return {key: dtype_name(x.dtype) for key, x in kept.items() if is_moment(p, key, x)}
 
 

@@ -5,16 +5,17 @@ Of whatever optimizer: its own `step` runs, on copies of parameters, gradients a
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.storage.stored_moment import StoredMoment
+from halfstep_torch.storage.stored_moment import State, StoredMoment
 from halfstep_torch.weights.weight_rule import NearestWeights, WeightRule
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -37,7 +38,7 @@ _NOT_COPIED = (
 Change = Callable[[Tensor], Tensor]
 
 
-def any_optimizer(caller: str, optimizer: Any) -> torch.optim.Optimizer:
+def any_optimizer(caller: str, optimizer: Any) -> torch.optim.Optimizer:  # or what wraps one
     """Return the optimizer of any library inside a wrapper; refuse other objects."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer  # as accelerate wraps one
@@ -52,7 +53,7 @@ def copy_of(
     weight: Change,
     grad: Change,
     state: Callable[[Tensor, str, Tensor], Tensor] | None,
-) -> tuple[Any, dict[Tensor, torch.nn.Parameter]]:
+) -> tuple[torch.optim.Optimizer, dict[Tensor, torch.nn.Parameter]]:
     """Return a copy of an optimizer on copies of its parameters, and the copies by parameter.
 
     `weight`, `grad` and `state` make the copies of each; without `state`, theirs is fresh.
@@ -69,7 +70,7 @@ def copy_of(
         if state is not None and isinstance(optimizer, Optimizer):
             _name_dtypes(entries, [optimizer.state.get(group["params"][i], {}) for i in places])
         groups.append(entries)
-    states: defaultdict[Any, Any] = defaultdict(dict)
+    states: defaultdict[Tensor, State] = defaultdict(dict)
     for p, trial_param in copies.items():
         trial_param.grad = grad(p.grad.detach()).clone() if p.grad is not None else None
         if state is not None and p in optimizer.state:
@@ -81,10 +82,12 @@ def copy_of(
     return _like(optimizer, groups, states), copies
 
 
-def _like(optimizer: Any, groups: list[dict[str, Any]], states: Any) -> Any:
+def _like(
+    optimizer: torch.optim.Optimizer, groups: list[Group], states: defaultdict[Tensor, State]
+) -> torch.optim.Optimizer:
     """Return an optimizer like another, with other parameters and state, and without hooks."""
     defaults = dict(optimizer.defaults)
-    trial = copy.copy(optimizer)
+    trial: Any = copy.copy(optimizer)  # which may be ours
     for name in optimizer.defaults.keys() - defaults.keys():
         del optimizer.defaults[name]  # torch writes into what it has copied
     # A copy has what is pickled: torch's optimizers leave out what a subclass has added.
@@ -96,7 +99,7 @@ def _like(optimizer: Any, groups: list[dict[str, Any]], states: Any) -> Any:
     return trial
 
 
-def _name_dtypes(group: dict[str, Any], states: list[Mapping[str, Any]]) -> None:
+def _name_dtypes(group: Group, states: list[State]) -> None:
     """Name the dtypes of moments that follow the weights, as the copies have another dtype."""
     keys = {"mu_dtype": "exp_avg", "nu_dtype": "exp_avg_sq", "accumulator_dtype": "momentum_buffer"}
     for entry, key in keys.items():
@@ -105,7 +108,7 @@ def _name_dtypes(group: dict[str, Any], states: list[Mapping[str, Any]]) -> None
             group[entry] = dtype_name(dtypes[0])
 
 
-def take_step(trial: Any) -> None:
+def take_step(trial: torch.optim.Optimizer) -> None:
     """Step a copy."""
     # Of the class: a scheduler patches the step of the optimizer itself.
     type(trial).step(trial)
@@ -164,7 +167,7 @@ def _weight_rules(optimizer: Optimizer) -> dict[Tensor, WeightRule]:
     return {param: plan.weights.rule for _, param, plan in optimizer.plans()}
 
 
-def is_moment(p: Tensor, key: str, x: Any) -> bool:
+def is_moment(p: Tensor, key: str, x: object) -> bool:
     """Whether a state entry is an array like the weights that is not part of them."""
     return isinstance(x, Tensor) and x.dim() > 0 and x.shape == p.shape and not _is_beside(key)
 

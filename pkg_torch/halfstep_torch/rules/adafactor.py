@@ -2,12 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 from torch import Tensor
 
-from halfstep.hyperparameters import several
+from halfstep.hyperparameters import Scalar, several
 from halfstep.rule import number
 from halfstep.rules import adafactor as shared
 from halfstep.storage.moment_formats import Rounding
@@ -29,7 +29,7 @@ scale_by_param_block_rms = link_of(shared.ScaleByParamBlockRms)
 _EPS1 = 2.0**-23
 
 
-def _check_decay(caller: str, name: str, value: Any, decay: float) -> None:
+def _check_decay(caller: str, name: str, value: Scalar, decay: float) -> None:
     """Refuse a power of the count outside [-1, 0]."""
     if not -1 <= decay <= 0:
         raise ValueError(
@@ -43,12 +43,12 @@ class ScaleByFactoredRms(shared.ScaleByFactoredRms):
 
     name = "scale_by_factored_rms"
 
-    decay_rate: Any = number(-0.8, torch="beta2_decay", check=_check_decay)
-    epsilon: Any = number(0.0, torch=None)
-    floor: Any = number(None, none=_EPS1, torch="eps[0]")
-    min_scale: Any = number(1e-3, torch="eps[1]")
+    decay_rate: Scalar = number(-0.8, torch="beta2_decay", check=_check_decay)
+    epsilon: Scalar = number(0.0, torch=None)
+    floor: Scalar = number(None, none=_EPS1, torch="eps[0]")
+    min_scale: Scalar = number(1e-3, torch="eps[1]")
 
-    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+    def numbers(self, h, t, op):
         """Return the rule's numbers, for its positive power."""
         return super().numbers(h._replace(decay_rate=-h.decay_rate), t, op)
 
@@ -58,7 +58,7 @@ class ClipByBlockRms(shared.ClipByBlockRms):
 
     name = "clip_by_block_rms"
 
-    threshold: Any = number(torch="d", check=shared.check_threshold)
+    threshold: Scalar = number(torch="d", check=shared.check_threshold)
 
 
 class ScaleByParamBlockRms(shared.ScaleByParamBlockRms):
@@ -66,14 +66,14 @@ class ScaleByParamBlockRms(shared.ScaleByParamBlockRms):
 
     name = "scale_by_param_block_rms"
 
-    floor: Any = number(None, none=_EPS1, torch="eps[0]", owned=False)
-    min_scale: Any = number(1e-3, torch="eps[1]", owned=False)
+    floor: Scalar = number(None, none=_EPS1, torch="eps[0]", owned=False)
+    min_scale: Scalar = number(1e-3, torch="eps[1]", owned=False)
 
 
 class ScaleByRelativeStep(ScaleByLearningRate):
     """Multiply the update by minus the relative step: the smaller of the learning rate and 1/sqrt(t)."""
 
-    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+    def numbers(self, h, t, op):
         """Return the step with its sign."""
         return {"learning_rate": -op.minimum(h.learning_rate, 1.0 / op.sqrt(op.float32(t)))}
 
@@ -83,10 +83,10 @@ class AddAbsoluteDecay(AddDecayedWeights):
 
     name = "add_decayed_weights"
 
-    learning_rate: Any = LEARNING_RATE(default=None, owned=False)
+    learning_rate: Scalar = LEARNING_RATE(default=None, owned=False)
     absolute: bool = True
 
-    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+    def numbers(self, h, t, op):
         """Return the share."""
         return {"weight_decay": h.weight_decay * h.learning_rate}
 
@@ -175,9 +175,9 @@ class Adafactor(Optimizer):
 def _adafactor_chain(
     caller: str,
     rule: ScaleByFactoredRms,
-    d: Any,
-    lr: Any,
-    weight_decay: Any,
+    d: Scalar,
+    lr: Scalar,
+    weight_decay: Scalar,
     *,
     param_storage: str,
     **kept: str,

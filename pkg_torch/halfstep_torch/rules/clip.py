@@ -1,11 +1,11 @@
 """Clipping by the norm of all gradients: as a link of a chain, and in place. Contract: N3."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import Values
 from halfstep.rules import clip as shared
 from halfstep_torch.distributed.norms import clip, clip_factors, norms_of_shards
 from halfstep_torch.distributed.shards import local_part, sharding
@@ -19,7 +19,7 @@ class ClipByGlobalNorm(shared.ClipByGlobalNorm, Link):
 
     measures = True
 
-    def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
+    def measure(self, h: Values, norms: Callable[[bool], Tensor]) -> Mapping[str, Tensor]:
         """Return the factors of all gradients."""
         factor, scale = clip_factors(norms(self.exact), h.max_norm)
         return {"factor": factor, "scale": scale}

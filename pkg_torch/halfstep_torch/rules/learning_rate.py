@@ -1,9 +1,8 @@
 """The learning rate. Contract: section D."""
 
 import functools
-from typing import Any
 
-from halfstep.hyperparameters import check_nonnegative
+from halfstep.hyperparameters import Scalar, check_nonnegative
 from halfstep.rule import number
 from halfstep.rules import learning_rate as shared
 from halfstep_torch.links.link import link_of
@@ -22,7 +21,7 @@ LEARNING_RATE = functools.partial(
 class ScaleByLearningRate(shared.ScaleByLearningRate):
     """The rule in a named optimizer, which ascends by `maximize`."""
 
-    learning_rate: Any = LEARNING_RATE()
+    learning_rate: Scalar = LEARNING_RATE()
 
 
 scale_by_learning_rate = link_of(shared.ScaleByLearningRate)

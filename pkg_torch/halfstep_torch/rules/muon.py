@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from halfstep.hyperparameters import several
+from halfstep.hyperparameters import Arguments, Values, several
 from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules import muon as shared
@@ -16,6 +16,7 @@ from halfstep.rules.muon_split import MatrixChoice
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
+from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
 from halfstep_torch.links.link import Link, ParamInfo, checked_rule, link_of
 from halfstep_torch.numbers.newton_schulz import newton_schulz
@@ -39,7 +40,7 @@ class Orthogonalize(shared.Orthogonalize, Link):
     reads_names = True
     needs_finite = True
 
-    def bind(self, caller: str, h: Any, info: ParamInfo) -> Any:
+    def bind(self, caller: str, h: Values, info: ParamInfo) -> BoundRule | None:
         """Refuse, by its name, a parameter that is no matrix."""
         matrices_of(f"{caller}: '{info.name}'", tuple(info.shape), self.reduction_axis, self.output_axis)
         return super().bind(caller, h, info)
@@ -124,7 +125,7 @@ class Muon(Optimizer):
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_coefficients: Any = NS_COEFFS,
+        ns_coefficients: str | Sequence = NS_COEFFS,
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
@@ -190,8 +191,8 @@ def _scale_of(caller: str, adjust_lr_fn: str | None) -> str | None:
 
 def _chain(
     caller: str,
-    given: Mapping[str, Any],
-    of_factor: Sequence[Any],
+    given: Arguments,
+    of_factor: Sequence[Rule],
     *,
     use_muon: bool,
     output_axis: Axes,

@@ -1,14 +1,13 @@
 """The param groups of `Muon`: which parameters it steps, and which are left to AdamW."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import Tensor
 
 from halfstep.rules.muon import MatrixAxes
 from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep_torch.leaves.found_names import with_names_found
-from halfstep_torch.leaves.group_names import parameter_names
+from halfstep_torch.leaves.group_names import Group, parameter_names
 from halfstep_torch.leaves.names import leaf_names
 
 OUTPUT_AXIS = 0
@@ -75,18 +74,18 @@ def _split_by_axes(
         by_axes.setdefault(axes[id(param)], []).append((name, param))
     made = []
     for kind, params in sorted(by_axes.items(), key=lambda item: item[0] is None):
-        chosen: dict[str, Any] = {"params": params, "use_muon": kind is not None}
+        chosen: Group = {"params": params, "use_muon": kind is not None}
         if kind is not None and tuple(kind) != (1 - OUTPUT_AXIS, OUTPUT_AXIS):
             chosen |= kind._asdict()
         made.append({**group, **chosen})
     return made
 
 
-def _as_list(params: Any) -> list:
+def _as_list(params: Tensor | Iterable) -> list:
     return [params] if isinstance(params, Tensor) else list(params)
 
 
-def _named(caller: str, name_of: Mapping, x: Any) -> tuple[str, Tensor]:
+def _named(caller: str, name_of: Mapping, x: Tensor | tuple[str, Tensor]) -> tuple[str, Tensor]:
     """Return a parameter with its name; raise ValueError for one that has none."""
     if isinstance(x, tuple):
         return x

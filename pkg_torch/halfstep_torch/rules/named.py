@@ -2,10 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Mapping
-from typing import Any
 
-from halfstep.hyperparameters import several
+from halfstep.hyperparameters import Arguments, Values, several
 from halfstep.rule import Rule
 from halfstep.rules import learning_rate, trace, trust_ratio, weight_decay
 from halfstep.rules.named import Named
@@ -28,7 +26,7 @@ class TraceUnlessZero(trace.Trace, Link):
 
     name = "trace"
 
-    def is_noop(self, h: Any, info: ParamInfo) -> bool:
+    def is_noop(self, h: Values, info: ParamInfo) -> bool:
         """Whether there is no sum to keep."""
         return h.decay == 0
 
@@ -41,7 +39,7 @@ _LINKS: dict[type[Rule], type[Rule]] = {
 }
 
 
-def of_arguments(optimizer: type[Optimizer], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def of_arguments(optimizer: type[Optimizer], arguments: Arguments) -> Arguments:
     """Return what `Optimizer` takes, given the arguments of a class that has its `named`."""
     caller, named = optimizer.__name__, named_of(optimizer)
     check_torch_options(caller, arguments)
@@ -60,7 +58,7 @@ def named_of(optimizer: type[Optimizer]) -> Named:
     return optimizer.named
 
 
-def by_rates(caller: str, named: Named, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def by_rates(caller: str, named: Named, arguments: Arguments) -> Arguments:
     """Return the rates in `betas`, if there are any, by their names in JAX: b1, b2, b3."""
     names = sorted({"b1", "b2", "b3"} & named.arguments)
     if not names:
@@ -71,15 +69,13 @@ def by_rates(caller: str, named: Named, arguments: Mapping[str, Any]) -> dict[st
     return dict(zip(names, betas, strict=True))
 
 
-def links_of(named: Named, given: Mapping[str, Any]) -> list[Rule]:
+def links_of(named: Named, given: Arguments) -> list[Rule]:
     """Return the links of a named optimizer, given what their fields are called in JAX."""
     links = [(part, _LINKS.get(part.rule, part.rule)) for part in named.parts]
     return [link(**part.fields(inspect.signature(link).parameters, given)) for part, link in links]
 
 
-def _chain(
-    optimizer: type[Optimizer], given: Mapping[str, Any], *, param_storage: str, **options: Any
-) -> Chain:
+def _chain(optimizer: type[Optimizer], given: Arguments, *, param_storage: str, **options: str) -> Chain:
     """Return the chain of a param group, given its storage, roundings and other options."""
     caller, named = optimizer.__name__, named_of(optimizer)
     for name in named.choices:

@@ -1,12 +1,12 @@
 """Whether a rule has the same bits op by op, in eager and in compiled steps, and in NumPy."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep import rule_check
+from halfstep.hyperparameters import Values
 from halfstep.moments import Moments, StepMoment
 from halfstep.numbers import Number, Origin
 from halfstep.rule import Rule
@@ -32,7 +32,7 @@ class _TracedOp(GuardedOp):
         super().__init__(rule)
         self.results: list[Tensor] = []
 
-    def wrap(self, x: Any, made: Origin = Origin.ARRAY) -> Number:
+    def wrap(self, x: Tensor, made: Origin = Origin.ARRAY) -> Number:
         """Return a Number, and keep the tensor."""
         self.results.append(x)
         return super().wrap(x, made)
@@ -85,7 +85,7 @@ def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
     rule_check.compared(bound.rule, asked._replace(p=p), tensors, eager, answers)
 
 
-def _compiled(bound: BoundRule, numbers: Any, question: Question) -> Answer:
+def _compiled(bound: BoundRule, numbers: Values, question: Question) -> Answer:
     """Return the results of compiled code for a step and for each of its operations."""
     if find_cxx() is None:
         raise RuntimeError(
@@ -115,7 +115,7 @@ def _run(function: Callable, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return made(*tensors)
 
 
-def _operations(bound: BoundRule, numbers: Any, question: Question) -> tuple[Tensor, ...]:
+def _operations(bound: BoundRule, numbers: Values, question: Question) -> tuple[Tensor, ...]:
     """Return the result of every operation of a step."""
     op = _TracedOp(bound.rule.name)
     n = type(numbers)(*(op.wrap(x, Origin.NUMBER) for x in numbers))

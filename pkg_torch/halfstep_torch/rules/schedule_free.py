@@ -1,23 +1,26 @@
 """Schedule-free averaging: link, `AdamWScheduleFree`, and the averaged weights of any run. Contract: A17."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import StateDict
 
 from halfstep.recipes import Recipe, takes_recipe
-from halfstep.rules.named import SCHEDULE_FREE_ADAMW
+from halfstep.rules.named import SCHEDULE_FREE_ADAMW, Named
 from halfstep.rules.schedule_free import ScaleByScheduleFree
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_torch.checkpoint.float32_state import decoded_states
-from halfstep_torch.checkpoint.float32_weights import float32_params
+from halfstep_torch.checkpoint.float32_weights import Weights, float32_params
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.optimizer_state.saved_state import headers_of, load
 from halfstep_torch.optimizer_state.state_dict import read_groups
 from halfstep_torch.rules.named import of_arguments
@@ -30,7 +33,7 @@ scale_by_schedule_free = link_of(ScaleByScheduleFree)
 
 
 @torch.no_grad()
-def schedule_free_eval_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
+def schedule_free_eval_params(optimizer: Optimizer) -> Weights:
     """Return the average that schedule-free training has made, in float32: for evaluation and for export.
 
     It is each weight, as precisely as it is known, less its lead; the model's weights are to train with.
@@ -70,7 +73,7 @@ def schedule_free_eval_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     leads = decoded_states(optimizer, {param for param in params if optimizer.state.get(param)})
     keys = list(weights) if isinstance(weights, dict) else range(len(weights))
-    averaged: Any = dict(weights) if isinstance(weights, dict) else list(weights)
+    averaged: Any = weights.copy()  # by name, or by place
     for key, param in zip(keys, params, strict=True):
         if "lead" in leads.get(param, ()):
             averaged[key] = averaged[key] - leads[param]["lead"]
@@ -105,7 +108,7 @@ class AdamWScheduleFree(Optimizer):
     Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1. Contract A16, A17.
     """
 
-    named = SCHEDULE_FREE_ADAMW
+    named: ClassVar[Named | None] = SCHEDULE_FREE_ADAMW
     _trained: list[Tensor] | None = None
 
     @takes_recipe(SCHEDULE_FREE_ADAMW.moments)
@@ -158,7 +161,7 @@ class AdamWScheduleFree(Optimizer):
                 local_part(param).copy_(local_part(weights))
             self._trained = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state as `Optimizer` does, after `eval()` also the weights that `train()` puts back."""
         state_dict = super().state_dict()
         if self._trained is not None:
@@ -170,7 +173,7 @@ class AdamWScheduleFree(Optimizer):
         return state_dict
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: SavedState) -> None:
         """Restore as `Optimizer` does; after a state saved in `eval()`, call `train()`.
 
         The model's weights are not part of a state dict: load them, too.
@@ -186,7 +189,7 @@ class AdamWScheduleFree(Optimizer):
             trained = [weights.to(param, copy=True) for weights, param in named]
         load(self, rest, lambda: setattr(self, "_trained", trained))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> StateDict:
         return {**super().__getstate__(), "_trained": self._trained}
 
     def check_steps(self) -> None:
@@ -199,7 +202,7 @@ class AdamWScheduleFree(Optimizer):
         self._refuse_averaged()
         return super().plans()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Refuse parameters of which `eval()` kept no weights; else as `Optimizer`."""
         self._refuse_averaged()
         super().add_param_group(param_group)
@@ -212,7 +215,7 @@ class AdamWScheduleFree(Optimizer):
             )
 
 
-def _without_trained(state_dict: Any) -> tuple[Any, dict[Any, Any]]:
+def _without_trained(state_dict: SavedState) -> tuple[SavedState, dict[int | str, object]]:
     """Return a state dict without the trained weights that `eval` stored, and these by parameter id."""
     saved = state_dict.get("state") if isinstance(state_dict, Mapping) else None
     saved = saved if isinstance(saved, Mapping) else {}
@@ -224,7 +227,7 @@ def _without_trained(state_dict: Any) -> tuple[Any, dict[Any, Any]]:
     return {**state_dict, "state": {**saved, **rest}}, weights
 
 
-def _checked_trained(name: str, weights: Any, param: Tensor) -> Tensor:
+def _checked_trained(name: str, weights: object, param: Tensor) -> Tensor:
     """Return saved weights; raise ValueError unless `train()` can put them back into its parameter."""
     if not isinstance(weights, Tensor):
         found = "not there" if weights is None else f"a {type(weights).__name__}"

@@ -1,9 +1,9 @@
 """LAMB's trust ratio: one factor per parameter, from the norms of weight and update. Contract: section L."""
 
 import math
-from typing import Any
 
 import halfstep.rules.trust_ratio as shared
+from halfstep.hyperparameters import Scalar
 from halfstep.rule import number
 from halfstep_torch.links.link import Link, link_of
 from halfstep_torch.rules.learning_rate import LEARNING_RATE
@@ -15,8 +15,8 @@ class ScaleByTemperedTrustRatio(shared.ScaleByTemperedTrustRatio, Link):
     It reads the entry `lr`, which the link of the learning rate owns.
     """
 
-    trust_power: Any = number(None, check=shared.check_power, none=1.0)
-    learning_rate: Any = LEARNING_RATE(default=None, owned=False)
+    trust_power: Scalar = number(None, check=shared.check_power, none=1.0)
+    learning_rate: Scalar = LEARNING_RATE(default=None, owned=False)
 
     def numbers(self, h, t, op):
         """Return coefficient and bounds of the ratio."""

@@ -1,11 +1,11 @@
 """Weight decay. Contract: section D."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 import halfstep.rules.weight_decay as shared
+from halfstep.hyperparameters import Values
 from halfstep.rule import Rule, option
 from halfstep_torch.links.link import Link, ParamInfo, checked_rule
 
@@ -21,7 +21,7 @@ class AddDecayedWeights(shared.AddDecayedWeights, Link):
         """Ask the mask."""
         return self.mask is None or bool(self.mask(name, param))
 
-    def is_noop(self, h: Any, info: ParamInfo) -> bool:
+    def is_noop(self, h: Values, info: ParamInfo) -> bool:
         """Whether there is no decay: 0 times an infinite weight would be NaN."""
         return h.weight_decay == 0
 

@@ -13,7 +13,7 @@ class Action:
         slots: for which there is something to do.
     """
 
-    slots: Sequence[Any] = ()
+    slots: Sequence[Any] = ()  # of parts, where a class deals with parts alone
 
     def stays(self) -> bool:
         """Whether the action still fits its launch."""

@@ -13,6 +13,7 @@ from halfstep_torch.distributed.agreement import agree, any_of
 from halfstep_torch.distributed.shards import Mesh, sharding
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.slots import Slot
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.sharded.exchange import meshes_of
 
 _EVERY = 100
@@ -39,7 +40,7 @@ class Agreement:
             if all_asked or mesh not in self._compared or mesh in self._talking:
                 self._asked.append(mesh)
 
-    def agree_on(self, error: Exception | None, launch: Any) -> None:
+    def agree_on(self, error: Exception | None, launch: Any) -> None:  # a Launch, if no error
         """Raise in all processes if any has an error, or their launches are not the same step."""
         if not (self._meshes or error):
             return
@@ -59,7 +60,7 @@ class Agreement:
         return any_of(self._meshes, here)
 
 
-def _notes(mesh: Mesh, batches: Sequence[Batch]) -> dict[str, Any]:
+def _notes(mesh: Mesh, batches: Sequence[Batch]) -> dict[str, object]:
     """Return what must be equal in all processes of a mesh, by name."""
     pairs = [(batch.group, slot) for batch in batches for slot in batch.slots]
     pairs = [(group, slot) for group, slot in pairs if mesh in meshes_of([slot.owner])]
@@ -86,7 +87,7 @@ def _formats(slot: Slot) -> str:
     )
 
 
-def _numbers(entries: Any) -> dict[str, str]:
+def _numbers(entries: Group) -> dict[str, str]:
     """Return the entries that are numbers or names; a schedule shows its current rate."""
     kinds = (bool, int, float, str, tuple)
     return {key: str(value) for key, value in sorted(entries.items()) if isinstance(value, kinds)}

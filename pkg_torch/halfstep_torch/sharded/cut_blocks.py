@@ -123,7 +123,7 @@ class CutBlocks(Action):
 
 def _choose_scales(batch: Batch) -> None:
     """Step pieces in scratch memory, to keep only their scales."""
-    all_rows: list[Any]
+    all_rows: list[Any]  # PackedRows, as cut blocks are always copied
     for places, (all_rows, *_) in batch.rows:
         grads = {place: batch.slots[place].grad for place in places}
         for rows in all_rows:

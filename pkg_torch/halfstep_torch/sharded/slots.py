@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from halfstep_torch.leaves.checks import check_state_array
 from halfstep_torch.sharded.how_stepped import how_stepped, state_placements
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.state_array import StateArray
-from halfstep_torch.storage.stored_moment import min_scale_key
+from halfstep_torch.storage.stored_moment import State, min_scale_key
 
 
 class Part(NamedTuple):
@@ -124,7 +124,7 @@ class PartSlot(Slot):
         here = local_part(self.owner)
         self.param = self.local(here.detach() if self.rows else here)
 
-    def attach(self, caller: str, state: MutableMapping[str, Any]) -> None:
+    def attach(self, caller: str, state: State) -> None:
         """Have what is here of the parameter's state; of a part, scales in memory of ours."""
         super().attach(caller, state)
         here = {key: local_part(array) for key, array in self.arrays.items()}
@@ -142,7 +142,7 @@ class PartSlot(Slot):
                 self.scales[name] = torch.zeros_like(scales, memory_format=torch.contiguous_format)
         return self.scales[key].copy_(scales)
 
-    def check_arrays(self, caller: str, state: Mapping[str, Any]) -> None:
+    def check_arrays(self, caller: str, state: State) -> None:
         """Raise TypeError or ValueError for an array that does not fit, or lies elsewhere."""
         placements = state_placements(self.whole_plan, self.owner)
         for key, spec in self.whole_plan.arrays.items():
@@ -197,9 +197,11 @@ def _blocks(plan: Plan, key: str) -> Blocks:
 def sharded_slots(param: DTensor, name: str, plan: Plan) -> list[PartSlot]:
     """Return the slots of a DTensor, given the plan of all of it: mostly one."""
 
-    def slot(window: Window, cuts: bool = False, **others: Any) -> PartSlot:
+    def slot(
+        window: Window, cuts: bool = False, gathered: bool = False, part: Part | None = None
+    ) -> PartSlot:
         here = plan.within(window, cuts)
-        return PartSlot(param, name, here, window, cuts=cuts, whole_plan=plan, **others)
+        return PartSlot(param, name, here, window, plan, cuts=cuts, gathered=gathered, part=part)
 
     window, way = window_of(param), how_stepped(plan, param)
     if way == "gathered":

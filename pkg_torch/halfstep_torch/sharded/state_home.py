@@ -1,18 +1,20 @@
 """Where an optimizer keeps its state, and the actions of a launch for it."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.groups import ReadGroup
+from halfstep_torch.engine.groups import Owner, ReadGroup
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot
 from halfstep_torch.sharded.action import Action
 from halfstep_torch.sharded.cut_blocks import CutBlocks
 from halfstep_torch.sharded.exchange import Gathering
 from halfstep_torch.sharded.slots import slots_of
+from halfstep_torch.storage.stored_moment import State
 
 
 class BesideWeights:
@@ -26,6 +28,16 @@ class BesideWeights:
         """Return batches in the order of their steps, and the actions around them."""
         return [*batches], [Gathering(batches), CutBlocks(batches)]
 
-    def placed(self, param: Tensor, plan: Plan, state: dict[str, Any]) -> dict[str, Any]:
+    def placed(self, param: Tensor, plan: Plan, state: State) -> State:
         """Move a new state of a parameter to where state is kept, and return it."""
         return state
+
+
+class StateOwner(Owner, Protocol):
+    """What a launch and a state dict read of an optimizer, whose state has a home."""
+
+    state: defaultdict[Tensor, Any]  # as torch declares it: of each parameter a `State`
+    _home: BesideWeights
+    _half_loaded: str | None
+    _launches: dict
+    _alone: dict

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.action import Action
 from halfstep_torch.sharded.slots import PartSlot, exchanges, kept_at
 from halfstep_torch.sharded.state_home import BesideWeights
+from halfstep_torch.storage.stored_moment import State
 
 # Elements of a piece: enough for launching kernels to be a small part of running them.
 _PIECE = 1 << 24
@@ -35,7 +35,7 @@ _ALIGNED = 64
 _HOST = torch.device("cpu")
 
 
-def state_home(caller: str, state_device: Any) -> BesideWeights:
+def state_home(caller: str, state_device: object) -> BesideWeights:
     """Return where an optimizer keeps its state; only the host may be asked for."""
     if state_device is not None and str(state_device) != "cpu":
         raise ValueError(
@@ -109,7 +109,7 @@ class Arena:
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _aside(self) -> contextlib.AbstractContextManager[Any]:
+    def _aside(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
@@ -225,7 +225,7 @@ class OnHost(BesideWeights):
         _, actions = super().arrange(others)
         return [*others, *pieces], [*actions, Streaming(self._arenas, pieces)]
 
-    def placed(self, param: Tensor, plan: Plan, state: dict[str, Any]) -> dict[str, Any]:
+    def placed(self, param: Tensor, plan: Plan, state: State) -> State:
         """Move a new state of a parameter to where state is kept, and return it."""
         if not is_streamed(plan, param):
             return state

@@ -16,6 +16,8 @@ from halfstep_torch.storage.formats import Encoded, Format
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 
 Arrays = Mapping[str, Tensor]
+State = dict[str, Tensor]
+"""Of a parameter the count, "step", and its arrays by key."""
 Words = Callable[[Shape], Tensor]
 """From the shape of what is to be rounded to int32 words, one per element."""
 
