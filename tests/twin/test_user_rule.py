@@ -5,8 +5,11 @@ import dataclasses
 import pathlib
 import types
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
 
 import halfstep_jax
 import halfstep_torch
@@ -106,3 +109,24 @@ def test_a_file_without_vectors_says_why(line, message, tmp_path, capsys):
     path.write_text(f"from halfstep import Rule, moment, number\n\nclass Own{base}:\n    {line}\n")
     assert generate.main(["--rule", str(path)]) == 1
     assert message in capsys.readouterr().out
+
+
+class Mine(halfstep_jax.Rule):
+    name = "MyRule"
+    b1: float = halfstep_jax.decay_rate(0.9)
+    mu = halfstep_jax.moment(rate="b1")
+
+    def update(self, g, p, n, m, op):
+        return m.mu.round(op.ema(m.mu.value, g, n.b1))
+
+
+def test_a_rule_whose_name_has_capitals_moves_from_jax_to_torch(tmp_path):
+    params, path = {"w": jnp.ones(3)}, tmp_path / "run.safetensors"
+    tx = optax.chain(halfstep_jax.as_transform(Mine()), halfstep_jax.scale_by_learning_rate(0.1))
+    state = tx.update(params, tx.init(params), params)[1]
+    halfstep_jax.save_state(path, params, state, tx)
+    model = torch.nn.ParameterDict({"w": torch.ones(3)})
+    chain = halfstep_torch.chain(Mine(), halfstep_torch.scale_by_learning_rate(0.1))
+    optimizer = halfstep_torch.Optimizer(model.named_parameters(), chain)
+    halfstep_torch.load_state(path, model, optimizer)
+    np.testing.assert_array_equal(optimizer.state[model["w"]]["mu"], state[0].mu["w"])

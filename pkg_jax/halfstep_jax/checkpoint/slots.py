@@ -6,7 +6,6 @@ state of other transforms, goes by its path in the tree.
 
 import collections
 import dataclasses
-import re
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -195,7 +194,7 @@ def _entry(link: Link) -> Entry:
     if isinstance(rule, WeightRule) and rule.extra_field:
         for leaf, extra in named_leaves(getattr(link.state, rule.extra_field)):
             arrays[leaf][rule.extra_field] = {"format": {"dtype": extra.dtype.name}}
-    return Entry(_snake_case(rule.name), *settings_of(rule, rule), arrays, passes)
+    return Entry(rule.name, *settings_of(rule, rule), arrays, passes)
 
 
 def _other(path: str) -> Slot:
@@ -209,7 +208,3 @@ def _joined(*parts: str) -> str:
 def _path_of(tree, part) -> str:
     """Return the path of a part of a tree, the numbers of a chain alone."""
     return next((name for name, x in named_leaves(tree, lambda x: x is part) if x is part), "")
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
