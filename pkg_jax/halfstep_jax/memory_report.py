@@ -33,21 +33,19 @@ def memory_report(tx: optax.GradientTransformation, params: Any, shardings: Any 
     Source: ours.
     """
     weights = jax.tree.leaves(params)
-    state = [
-        (_field(path), x) for path, x in jax.tree_util.tree_leaves_with_path(jax.eval_shape(tx.init, params))
-    ]
+    state = jax.tree_util.tree_leaves_with_path(jax.eval_shape(tx.init, params))
     placed: list[Any] = [None] * len(weights)
     state_placed: list[Any] = [None] * len(state)
     if shardings is not None:
         placed = jax.tree.leaves(state_shardings(optax.trace(0.0), params, shardings))
         state_placed = jax.tree.leaves(state_shardings(tx, params, shardings))
-    both = [(WEIGHTS, weights, placed), (GRADIENTS, weights, placed)]
-    names = dict.fromkeys(name for name, _ in state)
-    for name in names:
-        rows = [(x, s) for (field, x), s in zip(state, state_placed, strict=True) if field == name]
-        both.append((name, [x for x, _ in rows], [s for _, s in rows]))
-    nbytes = {name: sum(map(_nbytes, arrays)) for name, arrays, _ in both}
-    per_device = {name: sum(map(_nbytes, arrays, where)) for name, arrays, where in both}
+    rows = [(name, *row) for name in (WEIGHTS, GRADIENTS) for row in zip(weights, placed, strict=True)]
+    rows += [(_field(path), x, where) for (path, x), where in zip(state, state_placed, strict=True)]
+    nbytes = dict.fromkeys((WEIGHTS, GRADIENTS, *(name for name, _, _ in rows)), 0)
+    per_device = dict(nbytes)
+    for name, x, where in rows:
+        nbytes[name] += _nbytes(x)
+        per_device[name] += _nbytes(x, where)
     wide = [jax.ShapeDtypeStruct(p.shape, "float32") for p in weights]
     float32, on_one = 4 * sum(map(_nbytes, wide)), 4 * sum(map(_nbytes, wide, placed))
     return MemoryReport(sum(p.size for p in weights), nbytes, per_device, float32, on_one)

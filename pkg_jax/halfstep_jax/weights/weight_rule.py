@@ -164,11 +164,8 @@ def _apply_to_leaf(rule: WeightRule, zero, keys: LeafKeys | None, index, u: jax.
 def _wide(rule: WeightRule, leaves: Leaves, weights: list, extras: list) -> list:
     """Return the float32 weights that `inner` sees, for leaves with an update."""
     rows = zip(leaves.values, weights, extras, strict=True)
-    return [p if u is None or is_wide(p) else call_per_shape(_join, rule, p, extra) for u, p, extra in rows]
-
-
-def _join(rule: WeightRule, p: jax.Array, extra) -> jax.Array:
-    return rule.join(p, extra)
+    join = type(rule).join
+    return [p if u is None or is_wide(p) else call_per_shape(join, rule, p, extra) for u, p, extra in rows]
 
 
 def _first_extras(rule: WeightRule, params):
