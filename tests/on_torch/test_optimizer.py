@@ -18,15 +18,6 @@ def test_step_zero_grad_drops_the_gradients_after_use():
     assert all(optimizer.state[p]["step"] == 1 for _, p in params)
 
 
-def test_gradients_are_not_written_to():
-    params = parameters()
-    optimizer = hs.Adam(params, weight_decay=0.1, maximize=True)
-    give_gradients(params, 0)
-    before = [p.grad.clone() for _, p in params]
-    optimizer.step()
-    assert all(torch.equal(p.grad, grad) for (_, p), grad in zip(params, before, strict=True))
-
-
 def test_counts_stop_at_the_last_step_and_others_go_on():
     last = 2**31 - 1
     params = [(name, torch.nn.Parameter(torch.ones(2))) for name in "abc"]
