@@ -303,23 +303,6 @@ def test_what_stands_behind_it_is_refused():
         halfstep_torch.chain(rule, halfstep_torch.scale_by_trust_ratio())
 
 
-REFUSED = {
-    "a moment with feedback": ({"mu_rounding": "feedback"}, "steps before it stores"),
-    "updates before moments": ({"recipe": "one_pass"}, "nu_dtype=uroot4_e4m4 makes updates of moments"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_do_is_refused_by_both(name):
-    options, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        halfstep_jax.adamw(1e-3, param_storage="feedback", **options)
-    w = torch.nn.Parameter(torch.ones(SHAPE, dtype=torch.bfloat16))
-    w.grad = torch.ones_like(w)
-    with pytest.raises(ValueError, match=message):
-        halfstep_torch.AdamW([("w", w)], 1e-3, param_storage="feedback", compile=False, **options).step()
-
-
 @pytest.mark.parametrize("storage", ["feedback", "int8"])
 def test_a_first_moment_that_keeps_nothing_is_refused_whenever_it_is_known(storage):
     """Errors are divided by b1: at 0, moments in fine codes and then weights were NaN at step 2."""

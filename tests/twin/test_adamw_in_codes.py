@@ -194,58 +194,6 @@ def test_a_weight_that_is_changed_from_outside_wins():
     assert float(jnp.abs(decoded - moved["w"]).max()) < 0.05
 
 
-REFUSED = {
-    "others": (lambda hs, params: hs["lion"](params), "is for AdamW alone, whose first moment"),
-    "L2 decay": (lambda hs, params: hs["adam"](params), "is for AdamW alone, whose first moment"),
-    "floats": (
-        lambda hs, params: hs["adamw"](params, param_storage="float8_e4m3fn"),
-        r'param_storage="float8_e4m3fn" would end as far from float32 .*0\.352',
-    ),
-    "16-bit weights": (
-        lambda hs, params: hs["adamw"](params, narrow=True),
-        'bfloat16, and param_storage="int8" keeps the numbers of float32.*Pass float32 weights',
-    ),
-    "a fixed range": (
-        lambda hs, params: hs["adamw"](params, mu_dtype="float16"),
-        'mu_dtype=float16 holds numbers of a fixed range.*Use "float32", "bfloat16" or relative',
-    ),
-    "a recipe of a fixed range": (
-        lambda hs, params: hs["adamw"](params, recipe="eight_bit"),
-        "mu_dtype=relative float8_e3m4 holds numbers of a fixed range",
-    ),
-    "another recipe": (
-        lambda hs, params: hs["adamw"](params, recipe="one_pass"),
-        "mu_dtype=relative mulaw8 holds numbers of a fixed range",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_do_is_refused_by_both(name):
-    make, message = REFUSED[name]
-
-    def of_jax(alias):
-        def call(params, narrow=False, **options):
-            dtype = jnp.bfloat16 if narrow else jnp.float32
-            return alias(1e-3, **{"param_storage": "int8"} | options).init({"w": jnp.ones(SHAPE, dtype)})
-
-        return call
-
-    def of_torch(optimizer):
-        def call(params, narrow=False, **options):
-            w = torch.nn.Parameter(torch.ones(SHAPE, dtype=torch.bfloat16 if narrow else torch.float32))
-            w.grad = torch.ones_like(w)
-            optimizer([("w", w)], **{"param_storage": "int8", "compile": False} | options).step()
-
-        return call
-
-    for package, of in ((halfstep_jax, of_jax), (halfstep_torch, of_torch)):
-        names = ("lion", "adam", "adamw") if package is halfstep_jax else ("Lion", "Adam", "AdamW")
-        made = {name.lower(): of(getattr(package, name)) for name in names}
-        with pytest.raises(ValueError, match=message):
-            make(made, None)
-
-
 def test_what_the_whole_step_has_not_is_refused():
     for options in ({"nesterov": True}, {"mask": {"w": True}}):
         (name,) = options
