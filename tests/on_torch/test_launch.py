@@ -333,35 +333,6 @@ def test_a_format_is_read_again_only_if_its_description_has_changed():
     assert reads
 
 
-def test_a_schedule_is_asked_at_every_step():
-    runs = []
-    for built_anew in (False, True):
-        pairs = named()
-        optimizer = hs.AdamW(pairs, lr=lambda step: 1e-2 / (1 + step), seed=3, compile=False)
-        for step in range(4):
-            give_gradients(pairs, step)
-            if built_anew:
-                optimizer._launches.clear()
-            optimizer.step()
-        runs.append(snapshot(optimizer))
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 4)
-    assert_same_snapshots(*runs)
-
-
-def test_a_state_dict_that_is_loaded_is_stepped_from():
-    pairs, optimizer = stepped()
-    saved = optimizer.state_dict()
-    saved = {**saved, "state": {i: {k: x.clone() for k, x in s.items()} for i, s in saved["state"].items()}}
-    others, other = stepped(4)
-    other.load_state_dict(saved)
-    for (_, param), (_, theirs) in zip(others, pairs, strict=True):
-        param.data.copy_(theirs)
-        param.grad = theirs.grad
-    other.step()
-    optimizer.step()
-    assert_same_snapshots(snapshot(other), snapshot(optimizer))
-
-
 def test_keys_that_are_made_ahead_are_those_of_each_step():
     streams, names = [Stream(3, "", False, (0, 4)), Stream(9, "b/", True, (1,))], ["w", "v", "u"]
     keys = KeysAhead(streams, names)

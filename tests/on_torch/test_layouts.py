@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones, step_in_pieces
+from on_torch.steps import assert_same_snapshots, snapshot, step_in_pieces
 
 SHAPE = (6, 5, 4, 3)
 
@@ -137,33 +137,6 @@ def test_autograd_sees_that_weights_changed(length, compile):
     if p.numel():
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
-
-
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (1, 1)])
-def test_scalars_and_empty_arrays_step(shape, dtype, compile):
-    p = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
-    optimizer = hs.AdamW([p], lr=0.5, compile=compile)
-    for _ in range(2):
-        step_by_ones(optimizer)
-    state = optimizer.state[p]
-    assert state["step"] == 2
-    assert state["exp_avg"].shape == p.shape == torch.Size(shape)
-    assert (p < 0.2).all()
-
-
-def test_a_scalar_has_the_bits_of_an_array_of_one():
-    runs = []
-    for shape in ((), (1,), (1, 1, 1)):
-        p = torch.nn.Parameter(torch.full(shape, 1.5, dtype=torch.bfloat16))
-        optimizer = hs.AdamW([("w", p)], lr=1e-3)
-        for _ in range(20):
-            p.grad = torch.full(shape, 0.37, dtype=torch.bfloat16)
-            optimizer.step()
-        runs.append(snapshot(optimizer))
-    assert_same_snapshots(runs[0], runs[1])
-    assert_same_snapshots(runs[0], runs[2])
 
 
 @pytest.mark.parametrize("width", [8, 12])

@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -94,25 +93,6 @@ def test_parameters_of_different_age_read_a_schedule_at_their_own_count():
     optimizer.step()
     assert (p[0].item(), q[0].item()) == (1 - 0.5 - 0.25, 1 - 0.5)
     assert optimizer.param_groups[0]["lr"] == 0.25  # of the oldest
-
-
-def test_a_group_may_have_a_schedule_of_its_own():
-    a, b = params()
-    optimizer = hs.AdamW([{**a, "lr": lambda count: 0.0}, b], lr=0.1)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.1]
-    for group in optimizer.param_groups:
-        group["params"][0].grad = torch.ones(20)
-    optimizer.step()
-    assert torch.equal(a["params"][0][1].detach(), torch.ones(20))
-    assert (b["params"][0][1] < 0.95).all()
-
-
-@pytest.mark.parametrize("value", [0.1, np.float32(0.1), np.float64(0.1), torch.tensor(0.1)], ids=type)
-def test_a_schedule_may_return_any_number(value):
-    p = torch.nn.Parameter(torch.ones(3))
-    p.grad = torch.ones(3)
-    hs.AdamW([p], lr=lambda count: value, weight_decay=0.0).step()
-    assert (p < 0.91).all()
 
 
 def test_a_schedule_decides_over_a_scheduler_and_says_so(caplog):

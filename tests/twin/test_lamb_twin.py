@@ -1,20 +1,17 @@
 """LAMB in both frameworks: moments to the bit, weights to within what the order of a sum decides."""
 
-import jax
-import jax.numpy as jnp
+import functools
+
 import numpy as np
-import optax
 import pytest
-import torch
 
 import halfstep_jax
 import halfstep_torch
-from backends.on_jax import from_jax
 from backends.on_torch import from_torch
 from compare import assert_same
-from twin.test_storage_twin import RULES, make_options, patterns
+from twin.test_storage_twin import RULES, patterns, run_jax, run_torch
 
-LEAF, SEED, LR, DECAY, SHAPE = "encoder/kernel", 12345, 1e-2, 0.1, (24, 40)
+LR, DECAY, SHAPE = 1e-2, 0.1, (24, 40)
 UNIT = 2.0**-24
 
 # mu, nu, weights' dtype, storage, options of lamb16 (None: lamb)
@@ -29,56 +26,34 @@ GRID = [
 ]
 
 
-def values(name: str, step: int) -> np.ndarray:
-    """Return float32 values that bfloat16 holds, over eight binades up to 1."""
-    return (patterns(name, step, SHAPE).astype(np.uint32) << 16).view(np.float32)
-
-
-def run_jax(mu, nu, dtype, storage, options, steps):
-    make = halfstep_jax.lamb if options is None else halfstep_jax.lamb16
-    moments = make_options(halfstep_jax, RULES["adam"], mu, nu, 8)
-    tx = make(LR, weight_decay=DECAY, **moments, param_storage=storage, seed=SEED, **(options or {}))
-
-    def tree(x):
-        return {"encoder": {"kernel": jnp.asarray(x).astype(dtype)}}
-
-    @jax.jit
-    def step(params, state, updates):
-        updates, state = tx.update(updates, state, params)
-        return optax.apply_updates(params, updates), state
-
-    params = tree(values("weights", 0))
-    state = tx.init(params)
-    for t in range(steps):
-        params, state = step(params, state, tree(values("gradients", t)))
-    trees = (optax.tree.get(state, "mu"), optax.tree.get(state, "nu"))
-    full = halfstep_jax.float32_params(params, state)["encoder"]["kernel"]
-    return [from_jax(jax.tree.leaves(x)[0]) for x in trees], np.asarray(full, np.float64)
-
-
-def run_torch(mu, nu, dtype, storage, options, steps):
-    make = halfstep_torch.Lamb if options is None else halfstep_torch.Lamb16
-    moments = make_options(halfstep_torch, RULES["adam"], mu, nu, 8)
-    p = torch.nn.Parameter(torch.from_numpy(values("weights", 0)).to(getattr(torch, dtype)))
-    rest = {"param_storage": storage, "seed": SEED, "compile": False, **(options or {})}
-    optimizer = make([(LEAF.replace("/", "."), p)], lr=LR, weight_decay=DECAY, **moments, **rest)
-    for t in range(steps):
-        p.grad = torch.from_numpy(values("gradients", t)).to(p.dtype)
-        optimizer.step()
-    (full,) = halfstep_torch.float32_params(optimizer).values()
-    state = optimizer.state[p]
-    return [from_torch(state[key]) for key in ("exp_avg", "exp_avg_sq")], full.double().numpy()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", GRID, ids=lambda s: "-".join(map(str, s)))
 def test_lamb_has_the_same_moments_and_weights_as_near_as_sums_are(setting):
-    _, _, dtype, storage, _ = setting
-    steps = 5
-    (ours, our_weights), (theirs, their_weights) = run_jax(*setting, steps), run_torch(*setting, steps)
-    for name, a, b in zip(("mu", "nu"), ours, theirs, strict=True):
-        assert_same(a, b, f"{setting}, {name}, JAX against torch")
-    start = values("weights", 0).astype(np.float64)
+    mu, nu, dtype, storage, options = setting
+    steps, rows = 5, [("weights", 0), *(("gradients", t) for t in range(5))]
+    bits = [patterns(name, t, SHAPE) for name, t in rows]
+    start = (bits[0].astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if dtype == "float32":  # of numbers that bfloat16 holds
+        bits = [x.astype(np.uint32) << 16 for x in bits]
+    makes = (
+        (halfstep_jax.lamb, halfstep_torch.Lamb)
+        if options is None
+        else (
+            halfstep_jax.lamb16,
+            halfstep_torch.Lamb16,
+        )
+    )
+    given = {"weight_decay": DECAY, **(options or {})}
+    rule = RULES["adam"]._replace(
+        jax=functools.partial(makes[0], **given),
+        torch=functools.partial(makes[1], **given, compile=False),
+    )
+    run = (rule, dtype, (mu, nu), storage, bits[0], bits[1:], LR, 8)
+    (_, our_weights, *ours), (_, their_weights, *theirs) = run_jax(*run), run_torch(*run)
+    for name, a, b in zip(rule.stored, ours, theirs, strict=True):
+        assert_same(a, from_torch(b, a.dtype), f"{setting}, {name}, JAX against torch")
+    our_weights = our_weights.bits.reshape(SHAPE).view(np.float32).astype(np.float64)
+    their_weights = their_weights.double().numpy()
     moved = np.abs(their_weights - start).max()
     apart = np.abs(our_weights - their_weights)
     # Ratios of norms are at most 2 (n + 4) 2^-24 apart, of what a step moves; then weights round, in each

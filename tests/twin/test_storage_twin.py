@@ -80,19 +80,19 @@ class Rule(NamedTuple):
 RULES = {
     "adam": Rule(
         functools.partial(halfstep_jax.adamw, weight_decay=_DECAY),
-        functools.partial(halfstep_torch.AdamW, weight_decay=_DECAY),
+        functools.partial(halfstep_torch.AdamW, weight_decay=_DECAY, compile=True),
         ("mu_dtype", "nu_dtype"),
         {"mu": "exp_avg", "nu": "exp_avg_sq"},
     ),
     "lion": Rule(
         functools.partial(halfstep_jax.lion, weight_decay=_DECAY),
-        functools.partial(halfstep_torch.Lion, weight_decay=_DECAY),
+        functools.partial(halfstep_torch.Lion, weight_decay=_DECAY, compile=True),
         ("mu_dtype",),
         {"mu": "exp_avg"},
     ),
     "sgd": Rule(
         functools.partial(halfstep_jax.sgd, momentum=0.9, nesterov=True),
-        functools.partial(halfstep_torch.SGD, momentum=0.9, nesterov=True),
+        functools.partial(halfstep_torch.SGD, momentum=0.9, nesterov=True, compile=True),
         ("accumulator_dtype",),
         {"trace": "momentum_buffer"},
     ),
@@ -113,9 +113,9 @@ def patterns(name: str, step: int, shape, dtype: str = "bfloat16") -> np.ndarray
     return bits if dtype == "float32" else (bits >> np.uint32(16)).astype(np.uint16)
 
 
-def run_jax(rule, dtype, formats, storage, weights, gradients):
-    options = make_options(halfstep_jax, rule, *formats, 128)
-    tx = rule.jax(_LR, **options, param_storage=storage, seed=_SEED)
+def run_jax(rule, dtype, formats, storage, weights, gradients, lr=_LR, block_size=128):
+    options = make_options(halfstep_jax, rule, *formats, block_size)
+    tx = rule.jax(lr, **options, param_storage=storage, seed=_SEED)
 
     def tree(bits):
         outer, inner = _LEAF.split("/")
@@ -135,14 +135,14 @@ def run_jax(rule, dtype, formats, storage, weights, gradients):
     return [from_jax(jax.tree.leaves(one)[0]) for one in trees]
 
 
-def run_torch(rule, dtype, formats, storage, weights, gradients):
+def run_torch(rule, dtype, formats, storage, weights, gradients, lr=_LR, block_size=128):
     def tensor(bits):
         return torch.from_numpy(bits.view(f"int{8 * bits.itemsize}").copy()).view(_DTYPES[dtype][1])
 
     p = torch.nn.Parameter(tensor(weights))
-    options = make_options(halfstep_torch, rule, *formats, 128)
+    options = make_options(halfstep_torch, rule, *formats, block_size)
     named = [(_LEAF.replace("/", "."), p)]
-    optimizer = rule.torch(named, lr=_LR, **options, param_storage=storage, seed=_SEED, compile=True)
+    optimizer = rule.torch(named, lr=lr, **options, param_storage=storage, seed=_SEED)
     for g in gradients:
         p.grad = tensor(g)
         optimizer.step()
