@@ -65,19 +65,35 @@ def test_an_argument_of_both_packages_has_one_default_but_for_what_their_users_k
     assert compared > 200
 
 
+FIRST = {"full_precision": "float32", "eight_bit": "float8_e4m3fn, blocks of 128"}
+SECOND = {"full_precision": "float32", "eight_bit": "uroot8, blocks of 128"}
+LEAD = {
+    "full_precision": "float32",
+    "near_float32": "float16, blocks of 128",
+    "eight_bit": "int8, blocks of 32, fine scales",
+}
+# By moment what each recipe keeps it in, if not in bfloat16.
+KEPT = {
+    "adan": {"mu": FIRST, "diff": FIRST, "nu": SECOND, "grad": FIRST},
+    "ademamix": {"slow": FIRST},
+    "lion": {"mu": FIRST},
+    "sgd": {"trace": FIRST},
+    "schedule_free_adamw": {"lead": LEAD, "nu": SECOND},
+}
+
+
 @pytest.mark.parametrize("recipe", ["full_precision", "near_float32", "sixteen_bit", "eight_bit"])
-@pytest.mark.parametrize("alias", ["adan", "ademamix"])
+@pytest.mark.parametrize("alias", KEPT)
 def test_a_recipe_gives_the_same_formats_in_both(alias, recipe):
+    options = {"recipe": recipe} | ({"momentum": 0.9} if alias == "sgd" else {})
     params = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
-    described = halfstep_jax.describe(getattr(halfstep_jax, alias)(1e-3, recipe=recipe), params)
-    optimizer = CLASSES[alias]([("w", torch.nn.Parameter(torch.ones(64, 128).bfloat16()))], recipe=recipe)
-    in_torch = halfstep_torch.describe(optimizer)
-    keys = {moment.name: moment.torch for moment in CLASSES[alias].named.moments}
-    for moment, key in keys.items():
-        assert described.of("w", moment).format == in_torch.of("w", key).format
-    slow = in_torch.of("w", keys["slow" if alias == "ademamix" else "grad"]).format
-    expected = {"eight_bit": "float8_e4m3fn, blocks of 128", "full_precision": "float32"}
-    assert slow == expected.get(recipe, "bfloat16")
+    in_jax = halfstep_jax.describe(getattr(halfstep_jax, alias)(1e-3, **options), params)
+    named = [("w", torch.nn.Parameter(torch.ones(64, 128).bfloat16()))]
+    in_torch = halfstep_torch.describe(CLASSES[alias](named, **options))
+    for moment in CLASSES[alias].named.moments:
+        assert in_jax.of("w", moment.name).format == in_torch.of("w", moment.torch).format
+    for moment, formats in KEPT[alias].items():
+        assert in_jax.of("w", moment).format == formats.get(recipe, "bfloat16"), moment
 
 
 @pytest.mark.parametrize("alias", ["adan", "ademamix"])
