@@ -326,3 +326,23 @@ def test_eight_codes_of_a_word_are_packed_as_two_of_a_byte():
     packed = blocks._pack_words(codes)
     assert torch.equal(packed.view(-1), blocks.Blocks(32).pack(codes).view(-1))
     assert torch.equal(blocks._unpack_words(packed), codes)
+
+
+def test_packed_codes_have_the_leading_axes_and_the_bytes_of_a_run():
+    params = weights()
+    optimizer = run(params, steps=1, **FOUR)
+    found = {
+        name: (optimizer.state[p]["exp_avg"].dtype, tuple(optimizer.state[p]["exp_avg"].shape))
+        for name, p in params.items()
+    }
+    assert found["w0"] == (torch.uint8, (64, 128))
+    assert found["w1"] == (torch.uint8, (10, 288))
+    assert found["w4"] == (torch.float32, (8, 8))
+    assert found["w5"] == (torch.uint8, (40, 66))
+    last = torch.stack([optimizer.state[params["w5"]][key][:, -1] for key in ("exp_avg", "exp_avg_sq")])
+    assert (last < 16).all()
+
+
+def test_four_bit_formats_are_equal_where_shapes_are_cut_alike():
+    cuts = [FOUR["mu_dtype"].for_shape(shape) for shape in ((64, 256), (32, 512), (8, 8, 128))]
+    assert all(a == b for a, b in itertools.pairwise(cuts))
