@@ -1,15 +1,14 @@
 """A tree of weights in 16 bits; norms and embeddings have their own choice."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from halfstep.cast import checked_choices, kind_of
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 
 
-def cast_params(params: Any, *, norms: str = "split16", embeddings: str = "bfloat16") -> tuple[Any, Any]:
+def cast_params(params: Tree, *, norms: str = "split16", embeddings: str = "bfloat16") -> tuple[Tree, Tree]:
     """Cast weights to bfloat16; return them with a tree of labels.
 
     Rounds to nearest, once. Norms and embeddings are known by the names of their modules, such as
@@ -48,7 +47,7 @@ def cast_params(params: Any, *, norms: str = "split16", embeddings: str = "bfloa
     return treedef.unflatten(cast), treedef.unflatten(labels)
 
 
-def _cast(p: Any, label: str) -> Any:
+def _cast(p: Tree, label: str) -> Tree:
     is_cast = label != "float32" and getattr(p, "dtype", None) == jnp.float32
     if not is_cast:
         return p

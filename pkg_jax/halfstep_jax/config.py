@@ -2,15 +2,14 @@
 
 import inspect
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import optax
 
 from halfstep.config import chosen, read_config
+from halfstep.hyperparameters import Arguments
 
 
-def from_config(config: str | Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+def from_config(config: str | Arguments) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer that a config names.
 
     Args:
@@ -37,7 +36,7 @@ def from_config(config: str | Mapping[str, Any]) -> optax.GradientTransformation
     return chosen("from_config", name, optimizers, arguments)(**arguments)
 
 
-def _is_alias(name: str, value: Any) -> bool:
+def _is_alias(name: str, value: object) -> bool:
     """Whether a public name is that of a whole optimizer."""
     if not inspect.isfunction(value) or name.startswith("scale_by_"):
         return False

@@ -2,13 +2,14 @@
 
 import collections
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import jax
 import optax
 
 from halfstep.description import NOT_STORED, WEIGHT, ArrayDescription, Description, moment_reason
 from halfstep.rule import Rule
+from halfstep.storage.formats import DType
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.storage.stored_moment import StoredMoment
@@ -17,7 +18,7 @@ from halfstep_jax.weights.chain_check import ChainFault, chain_fault
 from halfstep_jax.weights.weight_rule import WeightRule
 
 
-def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -> Description:
+def describe(tx: optax.GradientTransformation, params: Tree, **extra_args: object) -> Description:
     """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
 
     It shows where a format that you asked for is not used, because an array is too small for scales. It also
@@ -61,7 +62,7 @@ def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -
     return Description(tuple(arrays))
 
 
-def weights_that_links_store(tx: optax.GradientTransformation, params: Any) -> set[str]:
+def weights_that_links_store(tx: optax.GradientTransformation, params: Tree) -> set[str]:
     """Return the names of the weights that a link of this package stores, so that rounding loses nothing."""
     names = {name for name, _ in named_leaves(params)}
     links = state_map(tx, params).links
@@ -70,7 +71,7 @@ def weights_that_links_store(tx: optax.GradientTransformation, params: Any) -> s
     return stored if stored <= names else names
 
 
-def _own_state(link: Link) -> Any:
+def _own_state(link: Link) -> Tree:
     """Return the state of a link, without the states of links that it wraps."""
     wraps = "inner_state" in getattr(link.state, "_fields", ()) and not isinstance(link.inside, Inside)
     return link.state._replace(inner_state=None) if wraps else link.state
@@ -93,7 +94,7 @@ def _weight(name: str, p, stored_by: WeightRule | Rule | None, fault: ChainFault
     return ArrayDescription(name, WEIGHT, p.shape, str(p.dtype), rounding, _nbytes(p), why)
 
 
-def _rounding(stored_by: WeightRule | Rule, dtype: Any) -> str:
+def _rounding(stored_by: WeightRule | Rule, dtype: DType) -> str:
     """Return how a link rounds weights of 16 bits."""
     if isinstance(stored_by, Rule):
         return "feedback"
@@ -128,7 +129,7 @@ def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescri
     return ArrayDescription(leaf, moment.name, p.shape, fmt.text, rounding, nbytes, why, as_asked)
 
 
-def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterable[ArrayDescription]:
+def _stored_rows(link: Link, inside: Inside, weights: dict[str, Tree]) -> Iterable[ArrayDescription]:
     """Return the rows of the state of `store_state`, by the names of the wrapped state."""
     scales = link.state.scale if isinstance(link.state.scale, dict) else {}
     codes = dict(named_leaves(link.state.inner_state))

@@ -6,15 +6,16 @@ they leave where it was is what would be lost.
 
 import functools
 from collections.abc import Collection
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from halfstep.diagnosis import Count, Diagnosis, Wording, diagnosis_of
+from halfstep.hyperparameters import Arguments
 from halfstep_jax.description import weights_that_links_store
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import check_params, named_leaves
 from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments
 from halfstep_jax.numbers.global_norm import global_norm
@@ -38,7 +39,7 @@ _TERMS = Wording(
 
 
 def diagnose(
-    tx: optax.GradientTransformation, params: Any, grads: Any, state: Any = None, **extra_args: Any
+    tx: optax.GradientTransformation, params: Tree, grads: Tree, state: Tree = None, **extra_args: object
 ) -> Diagnosis:
     """Say what rounding would lose in the next step of any Optax transform, of this package or not.
 
@@ -100,9 +101,7 @@ def diagnose(
     )
 
 
-def _with_extra_args(
-    tx: optax.GradientTransformation, extra_args: dict[str, Any]
-) -> optax.GradientTransformation:
+def _with_extra_args(tx: optax.GradientTransformation, extra_args: Arguments) -> optax.GradientTransformation:
     """Return a transform whose update gets extra arguments at every call."""
     if not extra_args:
         return tx

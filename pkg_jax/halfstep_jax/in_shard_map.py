@@ -2,19 +2,19 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import with_prefix
 from halfstep_jax.xla.shards import known_shards, manual_axes, shard_of
 
 _FUNCTION = "in_shard_map"
 
 
-def in_shard_map(inner: optax.GradientTransformation, specs: Any) -> optax.GradientTransformationExtraArgs:
+def in_shard_map(inner: optax.GradientTransformation, specs: Tree) -> optax.GradientTransformationExtraArgs:
     """Tell a transform how weights are cut, for steps inside `jax.shard_map`.
 
     There every device sees its part of an array alone. Once the links of this package know which part that

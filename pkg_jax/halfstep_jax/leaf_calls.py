@@ -9,6 +9,8 @@ from jax.core import Tracer
 
 Tree: TypeAlias = Any
 """A pytree, such as params, updates and states: JAX has no type for it. Or a leaf of one."""
+Traced: TypeAlias = Any
+"""A part of a trace of JAX, which gives no public names to their classes."""
 
 
 def call_per_shape(function: Callable[..., Tree], static, *arrays) -> Tree:

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from halfstep_jax.leaf_calls import Tree
+
 HELD_BY_FLOAT32 = ("float32", "bfloat16", "float16")
 # What links take: float64 they round to float32 as they read it, to nearest (contract P6).
 _TAKEN = (*HELD_BY_FLOAT32, "float64")
@@ -31,10 +33,10 @@ class Leaves:
 
     caller: str
     names: list[str]
-    values: list[Any]
-    treedef: Any
+    values: list[Tree]
+    treedef: Any  # a PyTreeDef, which checkers take for a variable
 
-    def match(self, tree, owner: str, hint: str, shapes: list | None = None) -> list[Any]:
+    def match(self, tree, owner: str, hint: str, shapes: list | None = None) -> list[Tree]:
         """Return the values of another tree of the same structure, leaf by leaf.
 
         Shapes are `shapes`, or those of the updates. `owner`, such as "state", and the sentence `hint` are
@@ -51,7 +53,7 @@ class Leaves:
                 )
         return values
 
-    def match_any_shape(self, tree, owner: str, hint: str) -> list[Any]:
+    def match_any_shape(self, tree, owner: str, hint: str) -> list[Tree]:
         """Do as `match`, but for arrays of any shape."""
         try:
             return self.treedef.flatten_up_to(tree)
@@ -62,7 +64,7 @@ class Leaves:
                 f"{self.caller}: updates and {owner}s are different trees: {problem}. {hint}"
             ) from None
 
-    def weights(self, params, *, wide: bool = True) -> list[Any]:
+    def weights(self, params, *, wide: bool = True) -> list[Tree]:
         """Return the weight of every leaf; of float64 in float32, or refused if `wide` is False."""
         weights = self.match(params, "weight", "Pass the params that the updates are for.")
         for name, update, weight in zip(self.names, self.values, weights, strict=True):
@@ -81,12 +83,12 @@ class Leaves:
         ]
         return [_dtype_name(p) if is_known else None for p, is_known in zip(weights, known, strict=True)]
 
-    def unzip(self, columns: int, rows: list[tuple]) -> tuple[Any, ...]:
+    def unzip(self, columns: int, rows: list[tuple]) -> tuple[Tree, ...]:
         """Return `columns` trees; the k-th has the k-th entry of each leaf's row."""
         transposed = zip(*rows, strict=True) if rows else [()] * columns
         return tuple(self.treedef.unflatten(list(column)) for column in transposed)
 
-    def map(self, rule: Callable[..., Any], *others: list[Any]) -> Any:
+    def map(self, rule: Callable, *others: list[Tree]) -> Tree:
         """Return the tree of rule(update, ...) over the leaves; None stays None."""
         rows = zip(self.values, *others, strict=True)
         return self.treedef.unflatten([None if row[0] is None else rule(*row) for row in rows])
@@ -104,7 +106,7 @@ def _is_none(x) -> bool:
     return x is None
 
 
-def named_leaves(tree, is_leaf: Callable | None = None) -> list[tuple[str, Any]]:
+def named_leaves(tree, is_leaf: Callable | None = None) -> list[tuple[str, Tree]]:
     """Return (name, leaf) for every leaf of a tree; a name is its key path joined with "/" (contract W7).
 
     The attribute `value` of Flax's variables and boxes is no part of a name: nnx has it in some trees and not
@@ -138,7 +140,7 @@ def _is_box(x) -> bool:
 
 def with_prefix(
     caller: str, owner: str, prefix, tree, is_leaf: Callable | None
-) -> Iterator[tuple[str, Any, Any]]:
+) -> Iterator[tuple[str, Tree, Tree]]:
     """Yield the name of every leaf of a tree, the leaf, and its value in a prefix tree."""
     try:
         spread = jax.tree.map(

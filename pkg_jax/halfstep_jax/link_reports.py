@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+import optax
+
+from halfstep_jax.leaf_calls import Tree
 
 
 class Link(NamedTuple):
@@ -22,17 +25,17 @@ class Link(NamedTuple):
         inside: of each moment how it is stored; of `store_state` what is wrapped, an `Inside`.
     """
 
-    rule: Any
-    params: Any
-    state: Any
-    inside: Any
+    rule: Any  # a Rule, or a rule of weights, of a layer above
+    params: Tree
+    state: Tree
+    inside: Tree
 
 
 class Inside(NamedTuple):
     """What `store_state` wraps: links, their state before it is stored, and the format of every leaf."""
 
     links: list[Link]
-    state: Any
+    state: Tree
     formats: list
 
 
@@ -46,13 +49,13 @@ class StateMap(NamedTuple):
     """
 
     links: list[Link]
-    state: Any
-    shapes: Any
+    state: Tree
+    shapes: Tree
 
 
-def state_map(tx: Any, params: Any) -> StateMap:
+def state_map(tx: optax.GradientTransformation, params: Tree) -> StateMap:
     """Return the map of a transform's state for given weights. All reports use this one walk."""
-    made: list[tuple[list[Link], Any]] = []
+    made: list[tuple[list[Link], Tree]] = []
 
     def init(params):
         with reported_links() as links:
@@ -78,7 +81,7 @@ def reported_links() -> Iterator[list[Link]]:
         _LISTENER.reset(token)
 
 
-def report(rule: Any, params: Any, state: Any, inside: Any = None) -> Any:
+def report(rule: object, params: Tree, state: Tree, inside: Tree = None) -> Tree:
     """Report a link to the collector, if there is one; return its state."""
     listener = _LISTENER.get()
     if listener is not None:

@@ -1,12 +1,11 @@
 """What `python -m halfstep` needs of this package: devices, and a few steps on one of them."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 import numpy as np
 import optax
 
+from halfstep.hyperparameters import Arguments
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.rules.adam import adamw
 
 MODES = ("jax.jit",)
@@ -24,17 +23,17 @@ def devices() -> list[str]:
 
 
 def final_weights(
-    recipe: Mapping[str, Any],
+    recipe: Arguments,
     question: tuple[np.ndarray, np.ndarray],
     leaf: str,
     device: str,
     mode: str,
-    **hyperparameters: Any,
+    **hyperparameters: float,
 ) -> np.ndarray:
     """Return the bits of the weights after steps of AdamW, for `python -m halfstep`."""
     tx = adamw(**hyperparameters, **recipe)
 
-    def tree(array: Any) -> Any:
+    def tree(array: Tree) -> Tree:
         for part in reversed(leaf.split("/")):
             array = {part: array}
         return array

@@ -1,17 +1,17 @@
 """What weights, gradients and state of any transform take, in all and on one device, on shapes alone."""
 
 import math
-from typing import Any
 
 import jax
 import optax
 from jax.sharding import Sharding
 
 from halfstep.memory_report import GRADIENTS, WEIGHTS, MemoryReport
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.state_shardings import state_shardings
 
 
-def memory_report(tx: optax.GradientTransformation, params: Any, shardings: Any = None) -> MemoryReport:
+def memory_report(tx: optax.GradientTransformation, params: Tree, shardings: Tree = None) -> MemoryReport:
     """Say what weights, gradients and state take, in all and on one device, beside AdamW in float32.
 
     Gradients are counted in the dtypes of the weights. Activations are not counted, nor is what a step needs
@@ -34,8 +34,8 @@ def memory_report(tx: optax.GradientTransformation, params: Any, shardings: Any 
     """
     weights = jax.tree.leaves(params)
     state = jax.tree_util.tree_leaves_with_path(jax.eval_shape(tx.init, params))
-    placed: list[Any] = [None] * len(weights)
-    state_placed: list[Any] = [None] * len(state)
+    placed: list[Tree] = [None] * len(weights)
+    state_placed: list[Tree] = [None] * len(state)
     if shardings is not None:
         placed = jax.tree.leaves(state_shardings(optax.trace(0.0), params, shardings))
         state_placed = jax.tree.leaves(state_shardings(tx, params, shardings))

@@ -1,7 +1,7 @@
 """A monitor of a run: every N steps it measures on the device what rounding loses."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from halfstep import monitor
 from halfstep.description import WEIGHT
 from halfstep.monitor import NUMBERS, corner
 from halfstep_jax.description import describe, leaf_at_end, weights_that_links_store
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.moment_probe import NARROW, PAIRS
 from halfstep_jax.storage.ends import count_at_ends, moment_pairs
@@ -21,13 +22,13 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
     _package = "halfstep_jax"
     _second = next(iter(PAIRS))
 
-    def __init__(self, tx: optax.GradientTransformation, every: int = 100, **extra_args: Any):
+    def __init__(self, tx: optax.GradientTransformation, every: int = 100, **extra_args: object):
         super().__init__(every)
         self._tx, self._extra_args = tx, extra_args
         self._measure = None
         self._formats: dict[tuple[str, str], str] = {}
 
-    def read(self, params: Any, state: Any) -> dict[str, float] | None:
+    def read(self, params: Tree, state: Tree) -> dict[str, float] | None:
         """Return the numbers of the last step at every `every`-th call, else None.
 
         Args:
@@ -36,15 +37,15 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         """
         return self._row(params, state)
 
-    def _corners(self, params: Any, state: Any) -> list[jax.Array]:
+    def _corners(self, params: Tree, state: Tree) -> list[jax.Array]:
         return _corners(params)
 
-    def _measured(self, before: Any, params: Any, state: Any) -> tuple[list[float], set[str]]:
+    def _measured(self, before: Tree, params: Tree, state: Tree) -> tuple[list[float], set[str]]:
         measure = self._measure or self._compiled(params)
         numbers = jax.device_get(measure(before, params, state)).tolist()
         return numbers, {text for (_, name), text in self._formats.items() if name in PAIRS}
 
-    def _compiled(self, params: Any) -> Any:
+    def _compiled(self, params: Tree) -> Callable:
         fault = chain_fault(self._tx, params, self._extra_args)
         stored = weights_that_links_store(self._tx, params) - (fault.leaves if fault else frozenset())
         rows = describe(self._tx, params, **self._extra_args).arrays

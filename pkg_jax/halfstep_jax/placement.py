@@ -3,10 +3,11 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from halfstep_jax.leaf_calls import Tree
 
 
 def placed_like(
@@ -44,7 +45,7 @@ def _devices(sharding: NamedSharding, axes) -> int:
     return math.prod(sharding.mesh.shape[name] for name in names)
 
 
-def with_auto_axes(function: Callable[..., Any], *arrays) -> Any:
+def with_auto_axes(function: Callable, *arrays) -> Tree:
     """Return function(*arrays), called with explicit mesh axes made Auto.
 
     Explicit axes are part of an array's type, and blocks are cut by reshapes to which JAX would want to be
@@ -64,7 +65,7 @@ def with_auto_axes(function: Callable[..., Any], *arrays) -> Any:
     return jax.sharding.auto_axes(function, out_sharding=out)(*arrays)
 
 
-def placed_as(like: Any, function: Callable[..., Any], *arrays) -> Any:
+def placed_as(like: Tree, function: Callable, *arrays) -> Tree:
     """Do as `with_auto_axes` with the results sharded as the arrays `like`."""
     explicit = [x for x in jax.tree.leaves(like) if _is_explicit(x)]
     if not explicit:
@@ -92,5 +93,5 @@ def _is_explicit(x) -> bool:
     return hasattr(x, "dtype") and AxisType.Explicit in getattr(_sharding(x).mesh, "axis_types", ())
 
 
-def _sharding(x) -> Any:
+def _sharding(x) -> NamedSharding:
     return jax.typeof(x).sharding

@@ -17,13 +17,17 @@ import numpy as np
 import optax
 from jax import lax
 
+from halfstep.arrays import Array
 from halfstep.float_formats import FLOAT_FORMATS
+from halfstep.hyperparameters import Scalar, Values
 from halfstep.moments import Feedback, StepMoment, StepWeight, fed_back, feedback_name
 from halfstep.numbers import Number, ReadFromNumbers
 from halfstep.op import check_array
 from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import is_coarse
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.numbers.hyperparameters import as_number, check_order
 from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
@@ -36,7 +40,7 @@ from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.xla.exact import straight_through
 
 S = TypeVar("S", bound=type)
-_PUBLISHED: dict[type[Rule], Any] = {}
+_PUBLISHED: dict[type[Rule], type] = {}
 
 
 class StepKeys(NamedTuple):
@@ -59,10 +63,10 @@ class StoredStepMoment(StepMoment):
     def __init__(
         self,
         stored: StoredMoment,
-        encoded: Any,
+        encoded: Tree,
         keys: StepKeys,
         op: JaxOp,
-        numbers: Any,
+        numbers: Values,
         second: "StoredStepMoment | None",
         new: Encoded | None,
     ):
@@ -89,7 +93,7 @@ class StoredStepMoment(StepMoment):
         """Whether the format has an end that does not move with its numbers, or codes of 4 bits."""
         return is_coarse(self._format)
 
-    def inverse_root(self, x: Any) -> Number:
+    def inverse_root(self, x: Array) -> Number:
         """Round x for the new state; return about 1/sqrt(x) of the unrounded x."""
         x = self._op.bare(x)
         check_array(self._op.rule, f"what is stored as {self.name}", x, self.value.shape)
@@ -127,7 +131,7 @@ class StoredStepMoment(StepMoment):
 class RoundedWeight(StepWeight):
     """A weight of one leaf during one step of a rule that rounds it: to its own dtype, stochastically."""
 
-    def __init__(self, p: jax.Array, dtype: Any, key: LeafKey, op: JaxOp):
+    def __init__(self, p: jax.Array, dtype: DType, key: LeafKey, op: JaxOp):
         super().__init__("param", p, op)
         self._dtype, self._key = jnp.dtype(dtype).name, key
 
@@ -137,7 +141,7 @@ class RoundedWeight(StepWeight):
             return x
         return round_in_float32(x, self._dtype, self._key.words(Role.PARAM, x.shape), quiet=True)
 
-    def bound(self, x: Any, gaps: int) -> Number:
+    def bound(self, x: Array, gaps: int) -> Number:
         """Return x, or 2^gaps over the gap at the weight where this is less."""
         x = self._op.bare(x)
         if self._dtype == "float32":
@@ -156,7 +160,7 @@ class OfNorms(Rule):
     """Base of rules that take norms; in `jax.shard_map` they need the mesh axes of the shards."""
 
     _: KW_ONLY
-    axis_names: Any = None
+    axis_names: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         """Store the names as a tuple, which is hashable."""
@@ -166,10 +170,10 @@ class OfNorms(Rule):
 
 def step_moments(
     stored: Mapping[str, StoredMoment],
-    encoded: Sequence[Any],
+    encoded: Sequence[Tree],
     keys: StepKeys,
     op: JaxOp,
-    numbers: Any,
+    numbers: Values,
     new: Mapping[str, Encoded] = MappingProxyType({}),
 ) -> dict[str, StoredStepMoment]:
     """Return the moments of one leaf during a step; a moment in units of another comes after it.
@@ -198,7 +202,7 @@ def checked(rule: Rule) -> Rule:
     return with_fields(rule, values)
 
 
-def with_fields(rule: Rule, values: Mapping[str, Any]) -> Rule:
+def with_fields(rule: Rule, values: Mapping[str, Scalar]) -> Rule:
     """Return the rule with other values of some fields, not checked."""
     copied = copy.copy(rule)
     for name, value in values.items():
@@ -211,7 +215,7 @@ def schedules(rule: Rule) -> list[str]:
     return [name for name in declared(type(rule)).numbers if callable(getattr(rule, name))]
 
 
-def numbers_at(rule: Rule, before: Any, count: Any) -> Any:
+def numbers_at(rule: Rule, before: jax.Array | None, count: jax.Array | None) -> Values:
     """Return the numbers of a step of a checked rule, given the counts before and after it."""
     given = {name: getattr(rule, name) for name in declared(type(rule)).numbers}
     h = {name: at_count(rule.name, name, value, before) for name, value in given.items()}
@@ -225,7 +229,7 @@ def numbers_at(rule: Rule, before: Any, count: Any) -> Any:
 
 
 @functools.cache
-def _named(names: tuple[str, ...]) -> Any:
+def _named(names: tuple[str, ...]) -> type[Values]:
     return collections.namedtuple("Numbers", names)
 
 
@@ -255,17 +259,17 @@ def state_of(rule: type[Rule]) -> Callable[[S], S]:
     return published
 
 
-def state_type(rule: type[Rule]) -> Any:
+def state_type(rule: type[Rule]) -> type[Tree]:
     """Return the NamedTuple of a rule's state: its own `State`, or one of `count`, `seed` and its moments."""
     return _PUBLISHED.get(rule) or vars(rule).get("State") or _derived_state(rule)
 
 
 @functools.cache
-def _derived_state(rule: type[Rule]) -> Any:
+def _derived_state(rule: type[Rule]) -> type[Tree]:
     names = list(declared(rule).moments)
     names += [f"{name}_scale" for name in names]
     nothing = [optax.EmptyState()] * (len(names) // 2)
-    made: Any = collections.namedtuple(
+    made: Any = collections.namedtuple(  # a class, which is changed below
         "State", ("count", "seed", *names), defaults=nothing, module=rule.__module__
     )
     made.__qualname__ = f"{rule.__qualname__}.State"
@@ -273,6 +277,6 @@ def _derived_state(rule: type[Rule]) -> Any:
     return made
 
 
-def _state_of(rule: type[Rule], fields: tuple) -> Any:
+def _state_of(rule: type[Rule], fields: tuple) -> Tree:
     """Rebuild a derived state from a pickle: its type is no module attribute."""
     return _derived_state(rule)(*fields)

@@ -1,8 +1,5 @@
 """`schedule_free_adamw` as an alias, and the averaged weights of any schedule-free run. Contract: A17."""
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import optax
 
@@ -13,12 +10,14 @@ from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_jax.checkpoint.float32_weights import float32_params
 from halfstep_jax.checkpoint.link_moments import decoded_moments
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 
 
-def schedule_free_eval_params(state: Any, params: Any, tx: optax.GradientTransformation) -> Any:
+def schedule_free_eval_params(state: Tree, params: Tree, tx: optax.GradientTransformation) -> Tree:
     """Return the averaged weights, in float32: the weights as precisely as they are known, less their lead.
 
     For evaluation and for export; training goes on with `params`. As `optax.contrib`'s function of this
@@ -68,7 +67,7 @@ def schedule_free_adamw(
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    mask: Any | Callable[[Any], Any] | None = None,
+    mask: Mask = None,
     *,
     lead_dtype: StateDType | None = None,
     nu_dtype: StateDType | None = None,

@@ -1,16 +1,15 @@
 """Shardings of a state on a mesh, from those of the weights."""
 
-from typing import Any
-
 import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves, with_prefix
 from halfstep_jax.placement import placed_like
 
 
-def state_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any) -> Any:
+def state_shardings(tx: optax.GradientTransformation, params: Tree, shardings: Tree) -> Tree:
     """Return the sharding of every array of the state of any Optax transform.
 
     All arrays of a weight are placed like the weight. These are moments, their codes and scales in any

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, declared, moments_of
 from halfstep.step import updated
 from halfstep.storage.moment_formats import check_feedback, check_power_unit, check_saturation, check_unit
-from halfstep_jax.leaf_calls import call_per_shape
+from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.op import JaxOp
@@ -193,7 +193,7 @@ def _update(rule: Rule, zero: jax.Array, numbers, g: jax.Array, p) -> jax.Array:
     return _of_whole(rule, g, update, zero, numbers, g, p)
 
 
-def _of_whole(rule: Rule, like: Any, update: Callable[..., Any], *arrays) -> Any:
+def _of_whole(rule: Rule, like: Tree, update: Callable, *arrays) -> Tree:
     """Return update(*arrays); a rule that reads whole arrays gets them whole on explicit mesh axes too."""
     is_whole = rule.scope == "parameter" and rule.needs != "norms"
     return placed_as(like, update, *arrays) if is_whole else update(*arrays)
@@ -270,7 +270,7 @@ def _in_passes(
     return u, new | others
 
 
-def _weights(rule: Rule, leaves: Leaves, params) -> list[Any]:
+def _weights(rule: Rule, leaves: Leaves, params) -> list[Tree]:
     """Return the weight of every leaf; None if the rule reads no weights."""
     if not rule.reads_params:
         return [None] * len(leaves.values)
@@ -282,7 +282,7 @@ def _weights(rule: Rule, leaves: Leaves, params) -> list[Any]:
     return leaves.weights(params)
 
 
-def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
+def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Tree:
     """Return the state from the trees of codes and scales of each moment."""
     codes = {name: tree for name, (tree, _) in trees.items()}
     return state_type(type(rule))(

@@ -7,12 +7,12 @@ import contextlib
 import contextvars
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import Leaves
 
 
@@ -58,7 +58,7 @@ def is_wide(p) -> bool:
     return jnp.dtype(p.dtype).itemsize >= 4
 
 
-def watched(caller: str, leaves: Leaves, weights: list, us: Any) -> Any:
+def watched(caller: str, leaves: Leaves, weights: list, us: Tree) -> Tree:
     """Return the tree of updates that a link applies; while it is watched, stand-ins for those of 16 bits."""
     _refuse_steps_left_out(caller)
     watched_updates = _watched.get()

@@ -5,13 +5,14 @@ Contract: P8.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import optax
 
 from halfstep.rules.adamw_in_codes import AdamWInCodes
+from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import INT8
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.rule import state_type
 from halfstep_jax.storage.formats import Encoded, Format
@@ -30,14 +31,14 @@ class StoredParam:
     codes: jax.Array
     scale: jax.Array | None = None
 
-    def decode(self, dtype: Any = "float32") -> jax.Array:
+    def decode(self, dtype: DType = "float32") -> jax.Array:
         """Return the weight: exact in float32, rounded to nearest in another `dtype`."""
         if self.scale is None:
             return self.codes.astype(dtype)
         return Format.of(INT8).decode(Encoded(self.codes, self.scale)).astype(dtype)
 
 
-def stored_params(state: Any) -> Any:
+def stored_params(state: Tree) -> Tree:
     """Return the weights that the state of `adamw(..., param_storage="int8")` holds, in the tree of params.
 
     A training loop keeps the state alone, and decodes the weights within the compiled step. `decode_params`
@@ -83,7 +84,7 @@ def stored_params(state: Any) -> Any:
     return jax.tree.structure(found[0].param).unflatten(nodes)
 
 
-def decode_params(stored: Any, dtype: Any = "float32") -> Any:
+def decode_params(stored: Tree, dtype: DType = "float32") -> Tree:
     """Return a tree with every `StoredParam` in it decoded; other leaves stay as they are.
 
     Exact in float32; rounded to nearest in another `dtype`.

@@ -4,7 +4,6 @@ Contract: P4, P5.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from halfstep.float_formats import FLOAT_FORMATS
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, difference, named_leaves
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.weights.narrow_weights import Compensate, RoundStochasticallyState
@@ -24,7 +24,7 @@ _KEEPERS: dict[type, type[WeightRule]] = {
 """The rules that keep something beside the weights, by the type of their state."""
 
 
-def float32_params(params: Any, state: Any) -> Any:
+def float32_params(params: Tree, state: Tree) -> Tree:
     """Return the weights in float32, as precisely as they are known.
 
     The params are combined with what `state` keeps, at any depth. Of `compensate` that is p + compensation,
@@ -65,7 +65,7 @@ def float32_params(params: Any, state: Any) -> Any:
     return _map_named(in_float32, params)
 
 
-def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
+def set_float32_params(params: Tree, state: Tree, values: Tree) -> tuple[Tree, Tree]:
     """Return params and state that represent float32 `values`: to load a float32 checkpoint.
 
     `float32_params` of the two then gives `values`: exactly under `keep_master_params` and `split_params`
@@ -136,15 +136,15 @@ def _keeper(x) -> type[WeightRule] | None:
     return _KEEPERS.get(type(x))
 
 
-def _extras_of(state, rule: type[WeightRule]) -> Any:
+def _extras_of(state, rule: type[WeightRule]) -> Tree:
     """Return the arrays that a state keeps beside the weights, in their tree."""
     return state[rule.extra_field] if isinstance(state, Mapping) else getattr(state, rule.extra_field)
 
 
-def _all_extras(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
+def _all_extras(caller: str, params, state) -> dict[str, tuple[WeightRule, Tree]]:
     """Return rule and further array of every weight that `state` keeps one for, by name."""
     weights = dict(named_leaves(params))
-    extras: dict[str, tuple[WeightRule, Any]] = {}
+    extras: dict[str, tuple[WeightRule, Tree]] = {}
     keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]
     arrays = [
         (rule, name, array)

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from halfstep.checkpoint.header_form import Header
 from halfstep.random_words import leaf_id
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import Leaves, check_state, named_leaves, without_values
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.numbers.op import JaxOp
@@ -25,11 +27,11 @@ class LinkMoments(NamedTuple):
         leaves: the weights that it steps, as shapes.
     """
 
-    rule: Any
-    moments: dict[str, Any]
+    rule: Any  # a Rule, whose formats are those of JAX
+    moments: Header
     leaves: Leaves
 
-    def encoded(self, theirs: Any, state):
+    def encoded(self, theirs: Tree, state):
         """Return a state of the link with moments of another, each rounded once."""
         rows = [
             {field: theirs.take(self.rule.name, field, leaf, x.shape) for field in self.moments}
@@ -43,7 +45,7 @@ class LinkMoments(NamedTuple):
                 moment.round_array(row[name][0].astype(jnp.float32))
             stored.append(tuple(moments[name].encoded for name in self.moments))
         columns = self.leaves.unzip(len(self.moments), stored)
-        after: dict[str, Any] = {"count": count}
+        after: Header = {"count": count}
         for (name, moment), column in zip(self.moments.items(), columns, strict=True):
             after[name], after[f"{name}_scale"] = moment.split_tree(column)
         return state._replace(**after)
@@ -73,7 +75,7 @@ class LinkMoments(NamedTuple):
             yield step_moments(self.moments, encoded, StepKeys(key, key, key.zero), op, None)
 
 
-def kinds_of(caller: str, tx, params) -> tuple[Any, list[LinkMoments | str]]:
+def kinds_of(caller: str, tx, params) -> tuple[Tree, list[LinkMoments | str]]:
     """Return the tree of a state of `tx` whose leaves are links with moments, and these links.
 
     That is a `LinkMoments`, "count", "schedule", or "" for what stays as it is.
@@ -108,7 +110,7 @@ def decoded_moments(caller: str, rule: str, state, tx, params) -> dict[tuple[str
     return moments
 
 
-def with_kinds(caller: str, state, tx, params) -> list[tuple[LinkMoments | str, Any]]:
+def with_kinds(caller: str, state, tx, params) -> list[tuple[LinkMoments | str, Tree]]:
     """Return pairs of a part of a state of `tx` and its kind (`kinds_of`)."""
     treedef, kinds = kinds_of(caller, tx, params)
     try:

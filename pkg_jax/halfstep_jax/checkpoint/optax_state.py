@@ -1,17 +1,17 @@
 """The state of an optimizer in the form of Optax: to move a run in and out."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 
+from halfstep.checkpoint.header_form import Header
 from halfstep_jax.checkpoint.link_moments import LinkMoments, kinds_of, with_kinds
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
 from halfstep_jax.numbers.schedules import ScheduleState
 from halfstep_jax.rule import state_type
 
-_OF_OPTAX: dict[str, Any] = {
+_OF_OPTAX: Header = {
     "scale_by_adam": optax.ScaleByAdamState,
     "scale_by_lion": optax.ScaleByLionState,
     "trace": optax.TraceState,
@@ -25,7 +25,7 @@ _INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 _PARTS = (*_NAMES, *_INJECTED, optax.ScaleByScheduleState)
 
 
-def from_optax(state: Any, tx: optax.GradientTransformation, params: Any) -> Any:
+def from_optax(state: Tree, tx: optax.GradientTransformation, params: Tree) -> Tree:
     """Return the state of `tx` that continues from a state of Optax: to move a run in.
 
     Each moment is rounded once, to the format in which `tx` keeps it, stochastically if steps round it so.
@@ -69,8 +69,8 @@ def from_optax(state: Any, tx: optax.GradientTransformation, params: Any) -> Any
 
 
 def to_optax(
-    state: Any, tx: optax.GradientTransformation, params: Any, optax_tx: optax.GradientTransformation
-) -> Any:
+    state: Tree, tx: optax.GradientTransformation, params: Tree, optax_tx: optax.GradientTransformation
+) -> Tree:
     """Return the state of an Optax transform that continues from the state of `tx`: to move a run out.
 
     Decodes the moments, and rounds them to nearest where `optax_tx` keeps 16 bits. Counts are those of
@@ -124,7 +124,7 @@ class _Moments:
     def __init__(self, caller: str, source: str, target: str):
         self.caller, self.source, self.target = caller, source, target
         self.counts: dict[str, list] = {"count": [], "schedule": []}
-        self._arrays: dict[tuple[str, str, str], list[tuple[Any, Any]]] = {}
+        self._arrays: dict[tuple[str, str, str], list[tuple[Tree, Tree]]] = {}
 
     def add(self, rule: str, count, moments) -> None:
         """Add the moments (field, leaf, array) of a link, with its count."""
@@ -133,7 +133,7 @@ class _Moments:
         for field, leaf, array in moments:
             self._arrays.setdefault((_ALIKE.get(rule, rule), field, leaf), []).append((array, count))
 
-    def take(self, rule: str, field: str, leaf: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    def take(self, rule: str, field: str, leaf: str, shape: tuple[int, ...]) -> tuple[Tree, Tree]:
         """Return a moment and its count."""
         arrays = self._arrays.get((_ALIKE.get(rule, rule), field, leaf))
         what = f"{field} of '{leaf}'"
@@ -154,12 +154,12 @@ class _Moments:
             )
         return array, count
 
-    def steps(self) -> Any:
+    def steps(self) -> Tree:
         """Return the count for links whose source has none."""
         counts = self.counts["count"] + self.counts["schedule"]
         return counts[0] if counts else jnp.zeros([], jnp.int32)
 
-    def next_schedule(self) -> Any:
+    def next_schedule(self) -> Tree:
         """Return the count of the next schedule."""
         return self.counts["schedule"].pop(0) if self.counts["schedule"] else self.steps()
 
@@ -201,7 +201,7 @@ class _Theirs(_Moments):
                 )
 
 
-def _filled(theirs: _Theirs, kind: LinkMoments | str, x) -> Any:
+def _filled(theirs: _Theirs, kind: LinkMoments | str, x) -> Tree:
     """Fill a part of a new halfstep state."""
     if isinstance(kind, LinkMoments):
         return kind.encoded(theirs, x)
@@ -210,7 +210,7 @@ def _filled(theirs: _Theirs, kind: LinkMoments | str, x) -> Any:
     return jnp.asarray(theirs.steps()).astype(x.dtype) if kind else x
 
 
-def _in_optax(ours: _Moments, state) -> Any:
+def _in_optax(ours: _Moments, state) -> Tree:
     """Fill a new Optax state."""
     parts, treedef = jax.tree.flatten(state, is_leaf=lambda x: isinstance(x, _PARTS))
     made = []
@@ -225,7 +225,7 @@ def _in_optax(ours: _Moments, state) -> Any:
     return treedef.unflatten(made)
 
 
-def _with_moments(ours: _Moments, state) -> Any:
+def _with_moments(ours: _Moments, state) -> Tree:
     """Fill a new state of an Optax link with our moments."""
     after, counts = {}, []
     for field in state._fields:

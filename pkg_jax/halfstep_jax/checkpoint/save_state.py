@@ -5,7 +5,6 @@ Contract: section T. `halfstep_torch` reads and writes the same files.
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +22,14 @@ from halfstep.checkpoint.state_file import (
     write_state_file,
 )
 from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 
 _HINT = "Pass the params, the state and the transform of one run."
 
 
 def save_state(
-    path: str | os.PathLike[str], params: Any, state: Any, tx: optax.GradientTransformation
+    path: str | os.PathLike[str], params: Tree, state: Tree, tx: optax.GradientTransformation
 ) -> None:
     """Write weights and optimizer state to one file, from which either package goes on.
 
@@ -65,7 +65,7 @@ def save_state(
     write_state_file(path, *state_file_of("save_state", params, state, tx))
 
 
-def state_file_of(caller: str, params, state, tx) -> tuple[dict[str, Any], dict[str, FileArray]]:
+def state_file_of(caller: str, params, state, tx) -> tuple[Header, dict[str, FileArray]]:
     """Return the header and the arrays of a state file: what `save_state` writes."""
     state_slots, weights = slots_of(tx, params), _weights(caller, params)
     leaves = _leaves_of(caller, state_slots, state)
@@ -82,8 +82,8 @@ def state_file_of(caller: str, params, state, tx) -> tuple[dict[str, Any], dict[
 
 
 def load_state(
-    path: str | os.PathLike[str], params: Any, tx: optax.GradientTransformation
-) -> tuple[Any, Any]:
+    path: str | os.PathLike[str], params: Tree, tx: optax.GradientTransformation
+) -> tuple[Tree, Tree]:
     """Return the weights and the optimizer state of a file that `save_state` of either package wrote.
 
     Counts and seeds come from the file. Numbers such as b1 come from `tx`, and must agree with the file;
@@ -106,7 +106,7 @@ def load_state(
     return read_state(caller, *read_state_file(caller, path), params, tx)
 
 
-def read_state(caller: str, header: Header, arrays: Mapping[str, FileArray], params, tx) -> tuple[Any, Any]:
+def read_state(caller: str, header: Header, arrays: Mapping[str, FileArray], params, tx) -> tuple[Tree, Tree]:
     """Return params and state of the header and the arrays of a state file: what `load_state` does."""
     state_slots, weights = slots_of(tx, params), _weights(caller, params)
     recipes = _recipes(weights, state_slots.entries, {}, {})
@@ -132,7 +132,7 @@ def read_state(caller: str, header: Header, arrays: Mapping[str, FileArray], par
     return jax.tree.structure(params).unflatten(new), state_slots.treedef.unflatten(leaves)
 
 
-def _weights(caller: str, params) -> dict[str, Any]:
+def _weights(caller: str, params) -> Header:
     """Return the weights by name."""
     named = named_leaves(params)
     names = [name for name, _ in named]
@@ -142,7 +142,7 @@ def _weights(caller: str, params) -> dict[str, Any]:
     return dict(named)
 
 
-def _leaves_of(caller: str, state_slots: Slots, state) -> list[Any]:
+def _leaves_of(caller: str, state_slots: Slots, state) -> list[Tree]:
     """Return the leaves of a state, if it is one of the transform."""
     leaves, treedef = jax.tree.flatten(state)
     if treedef != state_slots.treedef:
@@ -177,9 +177,9 @@ def _recipes(
 
 def _counts_and_seeds(
     caller: str, entries: list[Entry], recipes: Mapping[str, Recipe], saved: Mapping[str, Recipe]
-) -> list[dict[str, Any]]:
+) -> list[Header]:
     """Return count and seed of every entry, which must agree between its weights."""
-    found: list[dict[str, Any]] = [{"count": None, "seed": None} for _ in entries]
+    found: list[Header] = [{"count": None, "seed": None} for _ in entries]
     for leaf, recipe in recipes.items():
         touching = [i for i, entry in enumerate(entries) if leaf in entry.arrays]
         for i, link in zip(touching, paired(saved[leaf], recipe), strict=True):
@@ -194,7 +194,7 @@ def _counts_and_seeds(
     return found
 
 
-def _of_links(caller: str, kind: str, values: list[Any], shape) -> jax.Array:
+def _of_links(caller: str, kind: str, values: list[Tree], shape) -> jax.Array:
     """Return a count or a seed, which several links may share."""
     distinct = [value for i, value in enumerate(values) if value is not None and value not in values[:i]]
     if len(distinct) > 1:
@@ -218,7 +218,7 @@ def _file_array(caller: str, name: str, x, codes: bool) -> FileArray:
     return file_array(caller, name, "uint8" if as_bytes else values.dtype.name, values.shape, data)
 
 
-def _array(caller: str, name: str, array: FileArray, like) -> Any:
+def _array(caller: str, name: str, array: FileArray, like) -> Tree:
     """Return an array of a file, in memory of its own, if it is of the shape and dtype of `like`."""
     if _is_key(like):
         return _key(_array(caller, name, array, jax.eval_shape(jax.random.key_data, like)), like)
@@ -233,7 +233,7 @@ def _is_key(x) -> bool:
 
 def _key(data: np.ndarray, like) -> jax.Array:
     """Return random keys from words, for the generator of `like`."""
-    generators: list[Any] = []
+    generators: list[Tree] = []
     jax.eval_shape(lambda key: generators.append(jax.random.key_impl(key)), like)
     return jax.random.wrap_key_data(jnp.asarray(data), impl=generators[0])
 
@@ -242,6 +242,6 @@ def _placed(x, sharding) -> jax.Array:
     return jnp.asarray(x) if sharding is None else jax.device_put(x, sharding)
 
 
-def _sharding(p) -> Any:
+def _sharding(p) -> jax.sharding.Sharding | None:
     """Return the sharding for a weight; None if none was given."""
     return p.sharding if getattr(p, "committed", True) and hasattr(p, "sharding") else None

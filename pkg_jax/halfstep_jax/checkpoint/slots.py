@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from halfstep.checkpoint.header import settings_of
+from halfstep.checkpoint.header_form import Header
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.weights.weight_rule import WeightRule, is_wide
@@ -32,7 +34,7 @@ class Slot(NamedTuple):
     kind: Kind
     name: str = ""
     entries: tuple[int, ...] = ()
-    label: dict[str, Any] | None = None
+    label: Header | None = None
 
 
 @dataclasses.dataclass
@@ -48,9 +50,9 @@ class Entry:
     """
 
     name: str
-    numbers: dict[str, Any]
-    options: dict[str, Any]
-    arrays: dict[str, dict[str, Any]]
+    numbers: Header
+    options: Header
+    arrays: dict[str, Header]
     idle: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -64,8 +66,8 @@ class Slots(NamedTuple):
         entries: of the links, a wrapper after what it wraps.
     """
 
-    treedef: Any
-    shapes: list[Any]
+    treedef: Any  # a PyTreeDef, which checkers take for a variable
+    shapes: list[Tree]
     slots: list[Slot]
     entries: list[Entry]
 
@@ -148,7 +150,7 @@ class _Finder:
             return self._named(name, entries, {"dtype": f"scales of {formats[moment]['format']['dtype']}"})
         return Slot("nothing")
 
-    def _named(self, name: str, entries: tuple[int, ...], label: dict[str, Any] | None) -> Slot:
+    def _named(self, name: str, entries: tuple[int, ...], label: Header | None) -> Slot:
         """Return the slot of an array; a second one of that name gets a number."""
         self._names[name] += 1
         field, _, leaf = name.partition("/")
@@ -186,7 +188,7 @@ def _entry(link: Link) -> Entry:
     rule, weights = link.rule, dict(named_leaves(link.params))
     # float32 weights pass through.
     passes = {leaf for leaf, p in weights.items() if isinstance(rule, WeightRule) and is_wide(p)}
-    arrays: dict[str, dict[str, Any]] = {leaf: {} for leaf in weights}
+    arrays: dict[str, Header] = {leaf: {} for leaf in weights}
     for name, moment in (link.inside or {}).items():
         for leaf, codes in named_leaves(getattr(link.state, name)):
             fmt, rounding = moment.storage_of(codes, weights[leaf].shape)

@@ -1,7 +1,7 @@
 """Gradients of micro-batches, added up in 16 bits without losing small gradients. Contract: G1, G2."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax import lax
 from jax.core import Tracer
 
 from halfstep.random_words import Role, leaf_id
-from halfstep_jax.leaf_calls import call_per_shape
+from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
@@ -37,7 +37,7 @@ class AccumulateGradientsState(NamedTuple):
     count: jax.Array
     mini_step: jax.Array
     seed: jax.Array
-    acc_grads: Any
+    acc_grads: Tree
     inner_state: optax.OptState
 
 
@@ -137,7 +137,7 @@ def accumulate(dtype: str, keys: LeafKeys, index, g: jax.Array, total: jax.Array
     return round_and_cast(wide, dtype, key.words(Role.ACCUMULATOR, g.shape))
 
 
-def _add(leaves: Leaves, sums: list, dtype: str, keys: LeafKeys) -> Any:
+def _add(leaves: Leaves, sums: list, dtype: str, keys: LeafKeys) -> Tree:
     """Return the tree of new sums; a leaf without a gradient keeps its sum."""
     indices = keys.indices(shards(_FUNCTION, leaves.names, leaves.values))
     rows = zip(indices, leaves.values, sums, strict=True)
@@ -145,7 +145,7 @@ def _add(leaves: Leaves, sums: list, dtype: str, keys: LeafKeys) -> Any:
     return leaves.treedef.unflatten(made)
 
 
-def _sums(leaves: Leaves, tree, dtype: str) -> list[Any]:
+def _sums(leaves: Leaves, tree, dtype: str) -> list[Tree]:
     """Return the sum of every leaf, and refuse one that `init` would not have made."""
     sums = leaves.match(tree, "state", "Pass the tree that init saw.")
     for name, g, x in zip(leaves.names, leaves.values, sums, strict=True):

@@ -1,8 +1,8 @@
 """A class for Levanter: `optimizer: {type: halfstep}` in its configs. Importing this imports levanter."""
 
 import dataclasses
-from typing import Any
 
+import optax
 from levanter.optim import OptimizerConfig  # pyright: ignore[reportMissingImports]
 
 from halfstep_jax.config import from_config
@@ -23,7 +23,7 @@ class HalfstepConfig(OptimizerConfig):
     recipe: str | None = None
     seed: int = 0
 
-    def build(self, num_train_steps: int) -> Any:
+    def build(self, num_train_steps: int) -> optax.GradientTransformation:
         """Return the Optax transform of a run of `num_train_steps` steps."""
         arguments = {
             "learning_rate": self.lr_scheduler(num_train_steps),

@@ -4,7 +4,6 @@ Contract: A4.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from halfstep import hyperparameters
+from halfstep.hyperparameters import Scalar
 
 
 def as_float32(caller: str, name: str, value):
@@ -40,7 +40,7 @@ def as_float32(caller: str, name: str, value):
     return value.astype(np.float32) if value.dtype == np.float64 else value
 
 
-def as_number(caller: str, name: str, value, check: hyperparameters.Check) -> Any:
+def as_number(caller: str, name: str, value, check: hyperparameters.Check) -> Scalar:
     """Return a hyperparameter in float32, checked unless it is traced."""
     number = as_float32(caller, name, value)
     if not isinstance(number, Tracer):
@@ -48,7 +48,7 @@ def as_number(caller: str, name: str, value, check: hyperparameters.Check) -> An
     return number
 
 
-def as_nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> Any:
+def as_nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> Scalar:
     """Return a hyperparameter in float32; it must be finite and not negative, unless it is traced."""
     return as_number(caller, name, value, functools.partial(hyperparameters.check_nonnegative, hint=hint))
 

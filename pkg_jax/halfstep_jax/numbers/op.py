@@ -4,7 +4,7 @@ Contract: A1 to A3.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep.numbers import Mask, Number, Origin
+from halfstep.arrays import Array
+from halfstep.numbers import Mask, Number, Operand, Origin
 from halfstep.op import NumbersOp
 from halfstep_jax.numbers import moments, norms, roots
 from halfstep_jax.numbers.global_norm import global_norms
@@ -36,7 +37,7 @@ class JaxOp(NumbersOp):
         super().__init__(rule)
         self._zero, self._axis_names, self._is_host = zero, axis_names, zero is None
 
-    def _on_host(self, x: Any) -> bool:
+    def _on_host(self, x: object) -> bool:
         """Whether x is a constant that NumPy computed in `numbers`, which no compiler changes."""
         return self._is_host and isinstance(x, np.floating)
 
@@ -47,21 +48,21 @@ class JaxOp(NumbersOp):
             self._zero = exact.opaque_zero()
         return self._zero
 
-    def as_scalar(self, x: Any) -> Any:
+    def as_scalar(self, x: object) -> Array | None:
         """Return a number of Python, NumPy or JAX as a float32 scalar; None for anything else."""
         if isinstance(x, int | float | np.integer | np.floating):
             return np.float32(x)
         return x if isinstance(x, jax.Array) and x.dtype == jnp.float32 and not x.shape else None
 
-    def opaque(self, x: Any) -> Any:
+    def opaque(self, x: Array) -> Array:
         """Return x with its bits ORed with the opaque zero; NumPy numbers outside of steps are unchanged."""
         return x if self._on_host(x) else exact.opaque(x, self.zero)
 
-    def opaque_product(self, x: Any) -> Any:
+    def opaque_product(self, x: Array) -> Array:
         """Return a product to which a zero of unknown sign is added, likewise."""
         return x if self._on_host(x) else exact.rounded_product(x, self.zero)
 
-    def spread(self, x: Any, like: jax.Array) -> jax.Array:
+    def spread(self, x: Array, like: jax.Array) -> jax.Array:
         """Return x in the shape of another array, ORed with a zero from each of its elements.
 
         Behind a zero of the whole array XLA still sees one divisor, and multiplies by its reciprocal.
@@ -70,33 +71,33 @@ class JaxOp(NumbersOp):
         zeros = lax.bitcast_convert_type(jnp.asarray(like, jnp.float32), jnp.uint32) & self.zero
         return lax.bitcast_convert_type(bits | zeros, jnp.float32)
 
-    def root(self, x: Any) -> jax.Array:
+    def root(self, x: Array) -> jax.Array:
         """Return the root of x, corrected where a device's own is approximate."""
         return roots.sqrt(x)
 
-    def quotient(self, x: Any, y: Any) -> jax.Array:
+    def quotient(self, x: Array, y: Array) -> jax.Array:
         """Return x / y, likewise."""
         return roots.divide(x, y)
 
-    def ema(self, average: Any, value: Any, rate: Any) -> Number:
+    def ema(self, average: Operand, value: Operand, rate: Operand) -> Number:
         """Return (rate average) + ((1 - rate) value)."""
         average, value, rate = self.number(average), self.number(value), self.number(rate)
         x, y = self._factor(average, rate), self._factor(value, rate)
         return self.wrap(moments.ema(x, y, rate.value, self.zero))
 
-    def sign(self, x: Any) -> Number:
+    def sign(self, x: Operand) -> Number:
         """Return the sign; unlike `jnp.sign`, +0 for -0."""
-        x = self.bare(x)
-        sign = (x > 0).astype(jnp.float32) - (x < 0).astype(jnp.float32)
-        return self.wrap(jnp.where(jnp.isnan(x), x, sign))
+        y = self.bare(x)
+        sign = (y > 0).astype(jnp.float32) - (y < 0).astype(jnp.float32)
+        return self.wrap(jnp.where(jnp.isnan(y), y, sign))
 
-    def power(self, x: Any, y: Any) -> Number:
+    def power(self, x: Operand, y: Operand) -> Number:
         """Return x^y; the exponent is opaque, or that of 0.5 would be a root."""
         x, y = self._pair(x, y, "power")
         exponent = self._opaque(y) if y.made is Origin.NUMBER else self.bare(y)
         return self.wrap(jnp.power(self.bare(x), exponent))
 
-    def matmul(self, x: Any, y: Any) -> Number:
+    def matmul(self, x: Operand, y: Operand) -> Number:
         """Return the matrix product, of float32 factors on every device."""
         return self.wrap(jnp.matmul(self.bare(x), self.bare(y), precision=lax.Precision.HIGHEST))
 
@@ -107,11 +108,11 @@ class JaxOp(NumbersOp):
             return global_norms([x], exact=True, axis_names=self._axis_names)
         return norms.norms(x, self._axis_names)
 
-    def is_zero(self, field: Any) -> bool:
+    def is_zero(self, field: object) -> bool:
         """Whether a hyperparameter is the constant 0."""
         return is_zero(field)
 
-    def unbias(self, *pairs: tuple[Any, "Count"]) -> tuple[Number, ...]:
+    def unbias(self, *pairs: tuple[Operand, "Count"]) -> tuple[Number, ...]:
         """Return 1 / (1 - rate^t) of each pair (rate, t), all by one program (contract M2)."""
         rates = jnp.stack([jnp.asarray(self.bare(rate)) for rate, _ in pairs])
         ones, offsets, t = jnp.ones(len(pairs)), [t.offset for _, t in pairs], pairs[0][1].count
@@ -122,7 +123,7 @@ class JaxOp(NumbersOp):
         inverse = roots.divide(ones, correction)
         return tuple(map(self.wrap, inverse))
 
-    def float32(self, x: Any) -> Number:
+    def float32(self, x: Array) -> Number:
         """Return a count, or the truth of a comparison, as a number."""
         x = jnp.asarray(x.value if isinstance(x, Count | Mask) else x)
         if x.dtype == jnp.bool_:
@@ -166,23 +167,23 @@ class Count:
     def __mod__(self, k: int) -> "Count":
         return Count(self._op, self.value % k)
 
-    def __eq__(self, k: Any) -> Any:
+    def __eq__(self, k: Any) -> Any:  # a Mask, of a whole number
         return self._compare(operator.eq, k)
 
-    def __ne__(self, k: Any) -> Any:
+    def __ne__(self, k: Any) -> Any:  # likewise
         return self._compare(operator.ne, k)
 
-    def __lt__(self, k: Any) -> Mask:
+    def __lt__(self, k: int) -> Mask:
         return self._compare(operator.lt, k)
 
-    def __le__(self, k: Any) -> Mask:
+    def __le__(self, k: int) -> Mask:
         return self._compare(operator.le, k)
 
-    def __gt__(self, k: Any) -> Mask:
+    def __gt__(self, k: int) -> Mask:
         return self._compare(operator.gt, k)
 
-    def __ge__(self, k: Any) -> Mask:
+    def __ge__(self, k: int) -> Mask:
         return self._compare(operator.ge, k)
 
-    def _compare(self, how: Any, k: Any) -> Mask:
+    def _compare(self, how: Callable, k: int) -> Mask:
         return Mask(how(self.count, k - self.offset), self._op)

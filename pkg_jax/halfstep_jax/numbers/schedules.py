@@ -4,14 +4,14 @@ Contract: A6, section D.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep.hyperparameters import PEAK_COUNTS
+from halfstep.hyperparameters import PEAK_COUNTS, Scalar
 from halfstep_jax.numbers.hyperparameters import as_float32
 
 
@@ -25,18 +25,18 @@ class ScheduleState(NamedTuple):
     count: jax.Array
 
 
-def at_count(caller: str, name: str, value: optax.ScalarOrSchedule, count) -> Any:
+def at_count(caller: str, name: str, value: optax.ScalarOrSchedule, count) -> Scalar:
     """Return the float32 number of this step; a schedule is read at the count before it."""
     if not callable(value):
         return value
-    now: Any = value(count)
+    now: Scalar = value(count)
     dtype = getattr(now, "dtype", None)
     if dtype is not None and (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.float64):
         now = jnp.asarray(now).astype(jnp.float32)
     return as_float32(caller, name, now)
 
 
-def peak_of(schedule: Callable[..., Any]) -> np.floating | None:
+def peak_of(schedule: Callable) -> np.floating | None:
     """Return about the largest value of a schedule, over `PEAK_COUNTS`; None if it is traced."""
     with jax.ensure_compile_time_eval():
         try:

@@ -7,11 +7,11 @@ reads the keys of the first, the word that moments and weight share (contract W6
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import optax
 
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.numbers.random_words import LeafKeys
 from halfstep_jax.xla.exact import opaque_zero
 
@@ -55,7 +55,7 @@ def _sharing(keys: dict[tuple[int, ...], LeafKeys] | None) -> Iterator[None]:
 
 
 def with_shared_keys(
-    tx: optax.GradientTransformationExtraArgs, check_state: Callable[[Any], None]
+    tx: optax.GradientTransformationExtraArgs, check_state: Callable[[Tree], None]
 ) -> optax.GradientTransformationExtraArgs:
     """Return the same transform. Its links have one seed and one count, and so may read each other's keys.
 

@@ -1,8 +1,5 @@
 """Adafactor's links as Optax transforms, and `adafactor` as an optimizer. Contract: A18, A19."""
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import numpy as np
 import optax
@@ -13,7 +10,7 @@ from halfstep.weight_storage import ParamStorage
 from halfstep_jax.numbers.hyperparameters import as_float32
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trace import trace
-from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.rules.weight_decay import Mask, add_decayed_weights
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
 from halfstep_jax.weights.weight_storage import with_param_storage
@@ -35,7 +32,7 @@ def adafactor(
     weight_decay_rate: optax.ScalarOrSchedule | None = None,
     eps: jax.typing.ArrayLike = 1e-30,
     factored: bool = True,
-    weight_decay_mask: Any | Callable[[Any], Any] | None = None,
+    weight_decay_mask: Mask = None,
     *,
     nu_dtype: StateDType | None = None,
     nu_rounding: Rounding = "stochastic",

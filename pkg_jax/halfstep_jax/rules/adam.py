@@ -3,8 +3,7 @@
 Contract: section A.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import optax
@@ -14,8 +13,10 @@ from halfstep.rules.adam import ScaleByAdam
 from halfstep.rules.named import ADAM, ADAMW
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
 
@@ -38,8 +39,8 @@ class ScaleByAdamState(NamedTuple):
     seed: jax.Array
     mu: optax.Updates
     nu: optax.Updates
-    mu_scale: Any = optax.EmptyState()
-    nu_scale: Any = optax.EmptyState()
+    mu_scale: Tree = optax.EmptyState()
+    nu_scale: Tree = optax.EmptyState()
 
 
 scale_by_adam = transform_of(ScaleByAdam)
@@ -113,7 +114,7 @@ def adamw(
     eps_root: jax.typing.ArrayLike = 0.0,
     mu_dtype: StateDType | None = None,
     weight_decay: optax.ScalarOrSchedule = 1e-4,
-    mask: Any | Callable[[Any], Any] | None = None,
+    mask: Mask = None,
     *,
     nu_dtype: StateDType | None = None,
     mu_rounding: Rounding = "auto",

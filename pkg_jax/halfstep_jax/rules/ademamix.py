@@ -1,8 +1,5 @@
 """The AdEMAMix update rule as an Optax transform, and `ademamix` as an optimizer. Contract: A15."""
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import optax
 
@@ -12,6 +9,7 @@ from halfstep.rules.named import ADEMAMIX
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
 
@@ -29,7 +27,7 @@ def ademamix(
     eps_root: jax.typing.ArrayLike = 0.0,
     mu_dtype: StateDType | None = None,
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    mask: Any | Callable[[Any], Any] | None = None,
+    mask: Mask = None,
     *,
     slow_dtype: StateDType | None = None,
     nu_dtype: StateDType | None = None,

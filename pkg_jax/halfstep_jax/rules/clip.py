@@ -17,7 +17,7 @@ class ClipByGlobalNorm(shared.ClipByGlobalNorm, OfNorms):
 
     scope = "all"
 
-    def update(self, g: Any, p, n, m, op):
+    def update(self, g: Any, p, n, m, op):  # g of all leaves: a tuple
         """Return the clipped updates of all leaves."""
         check_axis_names(self.name, self.axis_names)
         arrays = [op.bare(u) for u in g]

@@ -4,8 +4,7 @@ Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb1
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import optax
@@ -15,6 +14,7 @@ from halfstep.rules.named import LAMB, LAMB16
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType, scaled
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
@@ -29,7 +29,7 @@ def lamb(
     eps: jax.typing.ArrayLike = 1e-6,
     eps_root: jax.typing.ArrayLike = 0.0,
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    mask: Any | Callable[[Any], Any] | None = None,
+    mask: Mask = None,
     mu_dtype: StateDType | None = None,
     *,
     nu_dtype: StateDType | None = None,
@@ -79,7 +79,7 @@ def lamb16(  # noqa: D417 (the others are its links')
     eps: jax.typing.ArrayLike = 1e-6,
     eps_root: jax.typing.ArrayLike = 0.0,
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    mask: Any | Callable[[Any], Any] | None = None,
+    mask: Mask = None,
     mu_dtype: StateDType | None = LAMB16_MU,
     *,
     nu_dtype: StateDType | None = LAMB16_NU,

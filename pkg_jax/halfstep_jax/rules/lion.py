@@ -1,7 +1,6 @@
 """The Lion update rule as an Optax transform. Contract: A9."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import optax
@@ -11,8 +10,10 @@ from halfstep.rules.lion import ScaleByLion
 from halfstep.rules.named import LION
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
 
@@ -24,7 +25,7 @@ class ScaleByLionState(NamedTuple):
     count: jax.Array
     seed: jax.Array
     mu: optax.Updates
-    mu_scale: Any = optax.EmptyState()
+    mu_scale: Tree = optax.EmptyState()
 
 
 scale_by_lion = transform_of(ScaleByLion)
@@ -37,7 +38,7 @@ def lion(
     b2: jax.typing.ArrayLike = 0.99,
     mu_dtype: StateDType | None = None,
     weight_decay: optax.ScalarOrSchedule = 1e-3,
-    mask: Any | Callable[[Any], Any] | None = None,
+    mask: Mask = None,
     *,
     mu_rounding: Rounding = "auto",
     recipe: Recipe | None = None,

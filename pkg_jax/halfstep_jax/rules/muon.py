@@ -4,8 +4,8 @@ Contract: A13, A14, A22.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,13 @@ from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.numbers.newton_schulz import newton_schulz
 from halfstep_jax.placement import cut_as, whole_along
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import links_of
+from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import as_transform, transform_of
 from halfstep_jax.weights.weight_storage import with_param_storage
@@ -47,7 +49,7 @@ class ScaleByMuonState(NamedTuple):
     count: jax.Array
     seed: jax.Array
     mu: optax.Updates
-    mu_scale: Any = optax.EmptyState()
+    mu_scale: Tree = optax.EmptyState()
 
 
 @state_of(NormalizeRows)
@@ -57,18 +59,18 @@ class NormalizeRowsState(NamedTuple):
     count: jax.Array
     seed: jax.Array
     nu_row: optax.Updates
-    nu_row_scale: Any = optax.EmptyState()
+    nu_row_scale: Tree = optax.EmptyState()
 
 
 @takes_recipe(MUON.moments)
 def muon(  # noqa: D417 (the others are its links')
     learning_rate: optax.ScalarOrSchedule,
-    ns_coeffs: Any = NS_COEFFS,
+    ns_coeffs: str | Sequence = NS_COEFFS,
     ns_steps: int = 5,
     beta: jax.typing.ArrayLike = 0.95,
     eps: float = 1e-7,
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any | Callable[[Any], Any] | None = None,
+    weight_decay_mask: Mask = None,
     mu_dtype: StateDType | None = None,
     *,
     nesterov: bool = True,
@@ -151,7 +153,7 @@ def muon(  # noqa: D417 (the others are its links')
     return with_param_storage("muon", param_storage, [_split_transform(of_label, adamw, matrices)], seed)
 
 
-def muon_labels(params: Any, matrices: MatrixChoice = None) -> Any:
+def muon_labels(params: Tree, matrices: MatrixChoice = None) -> Tree:
     """Return the tree of labels by which `muon` splits params: "muon" or "adamw"; print the split once.
 
     For a chain of your own: `optax.partition({"muon": ..., "adamw": ...}, muon_labels(params))`.

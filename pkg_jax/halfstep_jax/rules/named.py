@@ -2,10 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import optax
 
+from halfstep.hyperparameters import Arguments
 from halfstep.rule import Rule
 from halfstep.rules import trust_ratio, weight_decay
 from halfstep.rules.named import Named
@@ -24,7 +24,7 @@ _LINKS: Links = {
 }
 
 
-def of_arguments(named: Named, arguments: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+def of_arguments(named: Named, arguments: Arguments) -> optax.GradientTransformationExtraArgs:
     """Return the transform of a named optimizer, given the arguments of its alias."""
     storage = arguments["param_storage"]
     if whole := named.whole.get(storage):
@@ -36,7 +36,7 @@ def of_arguments(named: Named, arguments: Mapping[str, Any]) -> optax.GradientTr
 
 
 def links_of(
-    named: Named, arguments: Mapping[str, Any], links: Links | None = None
+    named: Named, arguments: Arguments, links: Links | None = None
 ) -> list[optax.GradientTransformationExtraArgs]:
     """Return the links of a named optimizer, without those whose argument the alias lacks.
 

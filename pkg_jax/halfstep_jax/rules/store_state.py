@@ -5,7 +5,7 @@ Contract: section S.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from halfstep.random_words import Role, leaf_id
 from halfstep.storage.moment_formats import Rounding, check_stored_state
-from halfstep_jax.leaf_calls import call_per_shape
+from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
 from halfstep_jax.link_reports import Inside, report, reported_links
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
@@ -47,7 +47,7 @@ class StoreStateState(NamedTuple):
     count: jax.Array
     seed: jax.Array
     inner_state: optax.OptState
-    scale: Any = optax.EmptyState()
+    scale: Tree = optax.EmptyState()
 
 
 def store_state(
@@ -55,7 +55,7 @@ def store_state(
     format: StateDType,
     *,
     rounding: Rounding = "stochastic",
-    select: Callable[[str, Any], bool] | None = None,
+    select: Callable[[str, Tree], bool] | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Keep the state arrays of any Optax transform in a format.
@@ -149,7 +149,7 @@ class _Array:
     """
 
     name: str
-    value: Any
+    value: Tree
     signed: bool | None
     format: Format | None
     shard: Shard | None
@@ -162,7 +162,7 @@ class _Storage:
     name: ClassVar[str] = _FUNCTION
     format: Format
     stochastic: bool
-    select: Callable[[str, Any], bool] | None
+    select: Callable[[str, Tree], bool] | None
 
     def arrays(self, state, stored=None) -> list[_Array]:
         """Return the leaves of a state or of its shapes, with those of the `stored` state if given."""
@@ -203,20 +203,20 @@ class _Storage:
                     'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
                 )
 
-    def first(self, arrays: list[_Array], state) -> tuple[Any, Any]:
+    def first(self, arrays: list[_Array], state) -> tuple[Tree, Tree]:
         """Return the codes and the scales of a new state."""
         stored = [self._encode(array, array.value, None, None) for array in arrays]
         return self._trees(arrays, state, stored)
 
-    def decode(self, arrays: list[_Array], state: StoreStateState) -> Any:
+    def decode(self, arrays: list[_Array], state: StoreStateState) -> Tree:
         """Return the state of the wrapped transform."""
-        codes: list[Any]
+        codes: list[Tree]
         codes, treedef = jax.tree.flatten(state.inner_state)
         scales = state.scale if isinstance(state.scale, Mapping) else {}
         stored = [Encoded(x, scales.get(array.name)) for x, array in zip(codes, arrays, strict=True)]
         return treedef.unflatten([self._decode(*pair) for pair in zip(arrays, stored, strict=True)])
 
-    def encode(self, arrays: list[_Array], state, seed: jax.Array, count: jax.Array) -> tuple[Any, Any]:
+    def encode(self, arrays: list[_Array], state, seed: jax.Array, count: jax.Array) -> tuple[Tree, Tree]:
         """Return the codes and the scales of the wrapped transform's new state."""
         values = jax.tree.leaves(state)
         if not arrays:
@@ -266,7 +266,7 @@ class _Storage:
             return Encoded(x, None)
         return call_per_shape(_encoded, (array.format, self.stochastic), x, keys, index)
 
-    def _trees(self, arrays: list[_Array], state, stored: list[Encoded]) -> tuple[Any, Any]:
+    def _trees(self, arrays: list[_Array], state, stored: list[Encoded]) -> tuple[Tree, Tree]:
         codes = jax.tree.unflatten(jax.tree.structure(state), [encoded.codes for encoded in stored])
         scales = {array.name: encoded.scale for array, encoded in zip(arrays, stored, strict=True)}
         return codes, named_scales(self.format.scaled, scales)

@@ -1,6 +1,6 @@
 """Momentum as an Optax transform. Contract: A10."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import optax
@@ -10,6 +10,7 @@ from halfstep.rules.named import SGD
 from halfstep.rules.trace import Trace
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import FED_BACK, ParamStorage
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
@@ -23,7 +24,7 @@ class TraceState(NamedTuple):
     count: jax.Array
     seed: jax.Array
     trace: optax.Updates
-    trace_scale: Any = optax.EmptyState()
+    trace_scale: Tree = optax.EmptyState()
 
 
 trace = transform_of(Trace)

@@ -5,18 +5,22 @@ Contract: section D.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import optax
 
 from halfstep.rules.weight_decay import AddDecayedWeights
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import with_prefix
 from halfstep_jax.transform import as_transform
+
+Mask: TypeAlias = Tree | Callable[[Tree], Tree] | None
+"""Optax's: a tree of booleans, a prefix of the params' tree, or a function of the params that gives one."""
 
 
 def add_decayed_weights(
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    mask: Any | Callable[[Any], Any] | None = None,
+    mask: Mask = None,
     *,
     absolute: bool = False,
     cautious: bool = False,
@@ -56,7 +60,7 @@ def add_decayed_weights(
     return link if mask is None else optax.masked(link, functools.partial(_tree_of_mask, mask))
 
 
-def _tree_of_mask(mask: Any, tree: Any) -> Any:
+def _tree_of_mask(mask: Tree, tree: Tree) -> Tree:
     """Return a mask for a tree.
 
     Raises:

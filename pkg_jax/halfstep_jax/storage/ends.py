@@ -1,15 +1,15 @@
 """The number of elements of second moments at the ends of their codes. Contract: F16, F17."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from halfstep.diagnosis import end_codes
+from halfstep_jax.leaf_calls import Tree
 
 
-def count_at_ends(second: str, codes: jax.Array, first: jax.Array) -> tuple[Any, Any]:
+def count_at_ends(second: str, codes: jax.Array, first: jax.Array) -> tuple[Tree, Tree]:
     """Return the number of elements at the smallest and the largest number of the codes, 0 for no such end.
 
     At the smallest those count whose first moment is not zero: others have had no gradient yet.

@@ -6,7 +6,7 @@ Contract: section F. A `Format` is all that a transform knows of storage, and it
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax import lax
 from jax.core import Tracer
 
 from halfstep.storage import formats as shared
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.placement import with_auto_axes
 from halfstep_jax.storage.base_codes import Codes, Mask
 from halfstep_jax.storage.blocks import (
@@ -53,7 +54,7 @@ def _on_auto_axes(method: F) -> F:
     """Return a method of a format that, where there are blocks to cut, sees no explicit mesh axes."""
 
     @functools.wraps(method)
-    def on_auto_axes(self, *arrays, **options) -> Any:
+    def on_auto_axes(self, *arrays, **options) -> Tree:
         bound = functools.partial(method, self, **options)
         if not self.scaled or not all(x is None or isinstance(x, jax.Array | Encoded) for x in arrays):
             return bound(*arrays)

@@ -5,7 +5,6 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from halfstep.storage.moment_formats import (
     feeds_back,
     is_stochastic,
 )
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import Leaves, named_leaves, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.storage.formats import Encoded, Format
@@ -324,7 +324,7 @@ def _is_encoded(x) -> bool:
     return isinstance(x, Encoded)
 
 
-def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Any:
+def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Tree:
     """Return the scales of a state: those there are, by the names of their leaves.
 
     Not in the tree of the params: clients place what stands there as they place the weight, and scales have

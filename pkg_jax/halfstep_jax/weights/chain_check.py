@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from halfstep.hyperparameters import Arguments
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.watched_updates import WatchedUpdates, is_wide, watching
 
@@ -47,7 +49,9 @@ class ChainFault(NamedTuple):
     advice: str
 
 
-def chain(*links: optax.GradientTransformation, **extra_args: Any) -> optax.GradientTransformationExtraArgs:
+def chain(
+    *links: optax.GradientTransformation, **extra_args: object
+) -> optax.GradientTransformationExtraArgs:
     """Do as `optax.chain`; `init` refuses a chain that loses updates of 16-bit weights.
 
     `init` calls `check_chain`, which only traces one step where the link that stores the weights is the last.
@@ -83,7 +87,7 @@ def chain(*links: optax.GradientTransformation, **extra_args: Any) -> optax.Grad
     return optax.GradientTransformationExtraArgs(init, tx.update)
 
 
-def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -> None:
+def check_chain(tx: optax.GradientTransformation, params: Tree, **extra_args: object) -> None:
     """Take steps on small arrays, and refuse a chain that undoes the rounding of its weights.
 
     Updates of 16-bit weights by `round_stochastically`, `compensate`, `split_params` or `keep_master_params`,
@@ -132,9 +136,7 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
         raise ValueError(f"check_chain: {fault.advice}")
 
 
-def chain_fault(
-    tx: optax.GradientTransformation, params: Any, extra_args: dict[str, Any]
-) -> ChainFault | None:
+def chain_fault(tx: optax.GradientTransformation, params: Tree, extra_args: Arguments) -> ChainFault | None:
     """Return the fault of a chain that stores weights; None if it has none, or stores none."""
     small = _small_params(tx, params)
     try:
@@ -147,7 +149,7 @@ def chain_fault(
     return _fault(tx, small, extra_args, _try(tx, small, extra_args))
 
 
-def as_stepped(tx: optax.GradientTransformation, params: Any) -> Any:
+def as_stepped(tx: optax.GradientTransformation, params: Tree) -> Tree:
     """Return weights in the form in which a transform steps them: `optax.lookahead` has two copies."""
     has_copies = any(_name(link) == "lookahead" for link in _links(tx) or [tx])
     if has_copies and not isinstance(params, optax.LookaheadParams):
@@ -171,7 +173,7 @@ class _Traced(NamedTuple):
     intact: bool
 
 
-def _traced(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -> _Traced:
+def _traced(tx: optax.GradientTransformation, params, extra_args: Arguments) -> _Traced:
     """Trace a step, in which an array that nothing changes stays the same object."""
     watched, intact = WatchedUpdates(), []
     update = optax.with_extra_args_support(tx).update
@@ -226,7 +228,7 @@ class _Trial:
         return by.get(name, renamed)
 
 
-def _try(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -> _Trial:
+def _try(tx: optax.GradientTransformation, params, extra_args: Arguments) -> _Trial:
     """Take steps with a gradient of ones."""
     trial = _Trial(params)
     update = optax.with_extra_args_support(tx).update
@@ -246,7 +248,7 @@ def _period(tx: optax.GradientTransformation) -> int:
 
 
 def _fault(
-    tx: optax.GradientTransformation, params, extra_args: dict[str, Any], trial: _Trial
+    tx: optax.GradientTransformation, params, extra_args: Arguments, trial: _Trial
 ) -> ChainFault | None:
     """Return which link changed the updates of a trial; None if none did."""
     changed = [name for name in trial.narrow if name in trial.wrong and trial.stored_by(name)]
@@ -297,7 +299,7 @@ def _name(tx: optax.GradientTransformation) -> str:
     return getattr(_closure(update).get("rule"), "name", None) or _function(update)
 
 
-def _update(tx: optax.GradientTransformation) -> Callable[..., Any]:
+def _update(tx: optax.GradientTransformation) -> Callable:
     """Return the update of a transform without the wrapper that passes extra arguments."""
     update = tx.update
     while _function(update) == "with_extra_args_support":
@@ -305,11 +307,11 @@ def _update(tx: optax.GradientTransformation) -> Callable[..., Any]:
     return update
 
 
-def _function(update: Callable[..., Any]) -> str:
+def _function(update: Callable) -> str:
     return getattr(update, "__qualname__", "a wrapper").split(".")[0]
 
 
-def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+def _closure(function: Callable) -> dict[str, Any]:  # of any library's function
     return dict(inspect.getclosurevars(function).nonlocals) if inspect.isfunction(function) else {}
 
 

@@ -4,7 +4,7 @@ Contract: section P. Ways that keep more of a weight than the model sees for the
 `wide_weights.py`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import flatten_updates
 from halfstep_jax.numbers.rounding import round_and_cast, round_in_float32
 from halfstep_jax.numbers.seeds import seed_words
@@ -115,11 +116,11 @@ def compensate() -> optax.GradientTransformationExtraArgs:
 
 
 def apply_updates(
-    params: Any,
-    updates: Any,
+    params: Tree,
+    updates: Tree,
     seed: jax.typing.ArrayLike | None = None,
     step: jax.typing.ArrayLike | None = None,
-) -> Any:
+) -> Tree:
     """Return params + updates, rounded stochastically to the dtype of the params.
 
     For custom training loops, and for Equinox; bit-identical to `round_stochastically` as the last link,

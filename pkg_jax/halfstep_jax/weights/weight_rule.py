@@ -4,7 +4,7 @@ Contract: section P.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ import optax
 from jax import lax
 
 from halfstep.random_words import Role, leaf_id
-from halfstep_jax.leaf_calls import call_per_shape
+from halfstep.seeds import Seed
+from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
@@ -39,7 +40,7 @@ class WeightRule:
 
     name: ClassVar[str]
     why: ClassVar[str]
-    State: ClassVar[Any]
+    State: ClassVar[type]
     extra_field: ClassVar[str] = ""
 
     @classmethod
@@ -48,7 +49,7 @@ class WeightRule:
         return cls()
 
     @property
-    def extra_dtype(self) -> Any:
+    def extra_dtype(self) -> Tree:
         """The dtype of the further array; None if there is none."""
         return None
 
@@ -64,7 +65,7 @@ class WeightRule:
         """Return the weights with their further bits, in float32."""
         return p.astype(jnp.float32)
 
-    def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, Any]:
+    def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, Tree]:
         """Split float32 `w` into the model's weights, in float32 or `dtype`, and the further array.
 
         Without words, values are rounded to nearest.
@@ -73,7 +74,7 @@ class WeightRule:
 
     def apply(
         self, u: jax.Array, p: jax.Array, extra, words: jax.Array | None, zero: jax.Array
-    ) -> tuple[jax.Array, Any]:
+    ) -> tuple[jax.Array, Tree]:
         """Return the weights after an update, and the arrays beside them, as `store` does."""
         return self.store(self.join(p, extra) + u, p.dtype, words)
 
@@ -87,7 +88,7 @@ def update_between(p: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def weight_transform(
-    rule: WeightRule, inner: optax.GradientTransformation | None = None, seed: Any = 0
+    rule: WeightRule, inner: optax.GradientTransformation | None = None, seed: Seed = 0
 ) -> optax.GradientTransformationExtraArgs:
     """Return the transform that stores weights by a rule.
 
@@ -219,7 +220,7 @@ def _check_narrowest(rule: WeightRule, params, mark: jax.Array) -> None:
 
 def _state(
     rule: WeightRule, count, seed, extras, mark, inner: optax.GradientTransformation | None, wide
-) -> Any:
+) -> Tree:
     """Return the state before the first step."""
     fields = {"count": count, "seed": seed, rule.extra_field: extras, "narrowest": mark}
     if inner is not None:

@@ -4,7 +4,7 @@ Contract: P5, P6. Two ways to keep them, `split_params` and `keep_master_params`
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import optax
 from jax import lax
 
 from halfstep.weights.split_weights import SplitWeight
+from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.numbers.arrays import JaxArrays, as_int32
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.weights.weight_rule import WeightRule, weight_transform
@@ -137,7 +138,7 @@ class SplitParams(WeightRule):
         return cls(8 * extra.dtype.itemsize)
 
     @property
-    def extra_dtype(self) -> Any:
+    def extra_dtype(self) -> Tree:
         """The dtype of the further bits."""
         return jnp.uint8 if self.extra_bits == 8 else jnp.uint16
 

@@ -10,13 +10,12 @@ What to make opaque: a product that feeds a sum; an array that arrives from anot
 product; a constant that could vanish if it were seen.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep.arrays import Array
 from halfstep_jax.xla.primitives import elementwise, type_of_first
 
 _MINUS_ZERO = np.float32(-0.0).view(np.uint32)
@@ -83,7 +82,7 @@ def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
     return _straight_through(jnp.asarray(x), rounded)
 
 
-def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
+def add_product(c: Array, a: Array, b: Array, zero: jax.Array) -> jax.Array:
     """Return c + (a b) in float32: product and sum, each rounded once; `c` is opaque, if it may be a product.
 
     Example:
@@ -93,7 +92,7 @@ def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
     return c + opaque_product(a, b, zero)
 
 
-def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
+def opaque_product(a: Array, b: Array, zero: jax.Array) -> jax.Array:
     """Return a b in float32, rounded once even if a sum reads it.
 
     Example:
@@ -105,7 +104,7 @@ def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
     return rounded_product(a * b, zero)
 
 
-def rounded_product(product: Any, zero: jax.Array) -> jax.Array:
+def rounded_product(product: Array, zero: jax.Array) -> jax.Array:
     """Return a product in float32 as it is, plus -0.0 with a zero whose sign no compiler knows.
 
     Where it is fused with that sum, the product is rounded once all the same; and it is an operation less

@@ -5,18 +5,19 @@ from typing import Any
 
 import jax
 
+from halfstep_jax.leaf_calls import Traced, Tree
 from halfstep_jax.xla.exact import zero_of_pass
 
 try:
     from jax.extend import core
 except ImportError:
-    core: Any = None
+    core: Any = None  # a module
 
 # Where a version of JAX has moved these, a step takes one pass: the bits stay, and more crosses memory.
 ARE_THERE = all(hasattr(core, name) for name in ("ClosedJaxpr", "Literal", "jaxpr_as_fun"))
 
 
-def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool) -> tuple[Any, Any]:
+def step_in_passes(take: Callable, stored: Tree, zero: jax.Array, *, on_gpu: bool) -> tuple[Tree, Tree]:
     """Run a step in passes, one for each stored array; return its result and the stored arrays.
 
     XLA keeps in float32 what has a root in it and two uses. So nothing has two: a pass begins with the inputs
@@ -32,7 +33,7 @@ def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool
     Source: ours.
     """
     like, tree = jax.tree.flatten(stored)
-    trees: list[Any] = []
+    trees: list[Tree] = []
 
     def flat(zero, *new):
         result, made = take(zero, tree.unflatten(new))
@@ -42,7 +43,7 @@ def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool
 
     trace = jax.make_jaxpr(flat)(zero, *like)
     passes = {i: _part(trace.jaxpr, [x]) for i, x in enumerate(trace.jaxpr.outvars[: len(like)])}
-    new: dict[int, Any] = {}
+    new: dict[int, jax.Array] = {}
     while passes:
         i = next(i for i, part in passes.items() if _reads(part) <= new.keys())
         zero = zero_of_pass(zero, on_gpu=on_gpu)
@@ -52,7 +53,7 @@ def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool
     return trees[0].unflatten(result), tree.unflatten([new[i] for i in range(len(like))])
 
 
-def _part(trace: Any, results: Sequence[Any]) -> Any:
+def _part(trace: Traced, results: Sequence[Traced]) -> Traced:
     """Return the part of a trace that given results depend on."""
     needed, eqns = _variables(results), []
     for eqn in reversed(trace.eqns):
@@ -62,17 +63,17 @@ def _part(trace: Any, results: Sequence[Any]) -> Any:
     return trace.replace(eqns=eqns[::-1], outvars=list(results))
 
 
-def _reads(part: Any) -> set[int]:
+def _reads(part: Traced) -> set[int]:
     """Return which of the arrays that are stored a part of a trace reads."""
     read = _variables(part.outvars).union(*(_variables(eqn.invars) for eqn in part.eqns))
     return {i for i, x in enumerate(part.invars[1:]) if x in read}
 
 
-def _variables(atoms: Sequence[Any]) -> set[Any]:
+def _variables(atoms: Sequence[Traced]) -> set[Traced]:
     return {x for x in atoms if not isinstance(x, core.Literal)}
 
 
-def _run(part: Any, consts: Sequence[Any], zero: jax.Array, like: list, new: dict[int, Any]) -> list:
+def _run(part: Traced, consts: Sequence, zero: jax.Array, like: list, new: dict[int, jax.Array]) -> list:
     # In the place of what it does not read stands anything.
     given = [new.get(i, x) for i, x in enumerate(like)]
     return core.jaxpr_as_fun(core.ClosedJaxpr(part, consts))(zero, *given)

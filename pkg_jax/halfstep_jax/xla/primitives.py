@@ -11,13 +11,14 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from halfstep.newest import say_if_newer
+from halfstep_jax.leaf_calls import Traced
 from halfstep_jax.xla.shards import vary_together
 
 _Operation = Callable[..., jax.Array]
@@ -25,21 +26,21 @@ _Operation = Callable[..., jax.Array]
 _MOVED = (ImportError, AttributeError, TypeError)
 
 
-def type_of_first(*operands: Any) -> Any:
+def type_of_first(*operands: Traced) -> Traced:
     """Return the abstract value of the first operand, and that it is no Python number."""
     return operands[0].update(weak_type=False) if hasattr(operands[0], "update") else operands[0]
 
 
-def _tangent_of_first(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+def _tangent_of_first(primals: Sequence[Traced], tangents: Sequence[Traced]) -> Traced:
     return tangents[0]
 
 
 def elementwise(
     name: str,
     default: _Operation,
-    type_of_result: Callable[..., Any] = type_of_first,
-    derivative: Callable[..., Any] = _tangent_of_first,
-    in_hlo: Mapping[str | None, Callable[..., Any] | None] = MappingProxyType({}),
+    type_of_result: Callable = type_of_first,
+    derivative: Callable = _tangent_of_first,
+    in_hlo: Mapping[str | None, Callable | None] = MappingProxyType({}),
     op_by_op: _Operation | None = None,
     **platforms: _Operation,
 ) -> _Operation:
@@ -81,10 +82,10 @@ def elementwise(
     return operation
 
 
-def type_of(name: str) -> Callable[..., Any]:
+def type_of(name: str) -> Callable:
     """Return what tells the abstract value of the result of an operation of `jax.lax`, such as "div"."""
 
-    def type_of_result(*operands: Any) -> Any:
+    def type_of_result(*operands: Traced) -> Traced:
         try:
             return getattr(lax, f"{name}_p").abstract_eval(*operands)[0]
         except _MOVED:
@@ -93,7 +94,7 @@ def type_of(name: str) -> Callable[..., Any]:
     return type_of_result
 
 
-def stablehlo(name: str) -> Callable[..., Any] | None:
+def stablehlo(name: str) -> Callable | None:
     """Return an operation of StableHLO, such as "sqrt"; None where JAX does not have it."""
     try:
         return getattr(importlib.import_module("jax.extend.mlir.dialects.stablehlo"), name)
@@ -101,7 +102,7 @@ def stablehlo(name: str) -> Callable[..., Any] | None:
         return None
 
 
-def _primitive(name: str, type_of_result, derivative, implementation: _Operation) -> Any:
+def _primitive(name: str, type_of_result, derivative, implementation: _Operation) -> Traced:
     """Return a new primitive that is not lowered yet."""
     say_if_newer("jax", jax.__version__)
     primitive = importlib.import_module("jax.extend.core").Primitive(name)
@@ -123,9 +124,7 @@ def _primitive(name: str, type_of_result, derivative, implementation: _Operation
     return primitive
 
 
-def _lower(
-    primitive: Any, platform: str | None, function: _Operation, in_hlo: Callable[..., Any] | None
-) -> None:
+def _lower(primitive: Traced, platform: str | None, function: _Operation, in_hlo: Callable | None) -> None:
     """Register the lowering of a primitive on a platform; None means all others."""
     mlir = importlib.import_module("jax.interpreters.mlir")
     rule = mlir.lower_fun(function, multiple_results=False)
@@ -134,7 +133,7 @@ def _lower(
     mlir.register_lowering(primitive, rule, platform=platform)
 
 
-def _plain(here: _Operation, derivative: Callable[..., Any]) -> _Operation:
+def _plain(here: _Operation, derivative: Callable) -> _Operation:
     """Return an operation without a primitive: the same bits, longer traces."""
 
     @jax.custom_jvp
@@ -145,11 +144,11 @@ def _plain(here: _Operation, derivative: Callable[..., Any]) -> _Operation:
     return operation
 
 
-def _lowered(operation: Callable[..., Any], _, *operands) -> list:
+def _lowered(operation: Callable, _, *operands) -> list:
     return [operation(*operands)]
 
 
-def _batched(operands: Sequence[Any], axes: Sequence[Any]) -> tuple[list[jax.Array], int]:
+def _batched(operands: Sequence[ArrayLike], axes: Sequence[int | None]) -> tuple[list[jax.Array], int]:
     """Return the operands of a batch in one shape, and its batch axis."""
     rows = [(jnp.asarray(x), a, _without(a, jnp.shape(x))) for x, a in zip(operands, axes, strict=True)]
     shape = max((part for _, _, part in rows), key=len)

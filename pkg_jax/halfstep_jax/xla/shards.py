@@ -9,13 +9,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
+
+from halfstep.arrays import Array
+from halfstep_jax.leaf_calls import Traced
 
 
 @functools.partial(
@@ -34,7 +36,7 @@ class Shard:
 
     shape: tuple[int, ...]
     pieces: tuple[int, ...]
-    positions: tuple[Any, ...]
+    positions: tuple[Array, ...]
     problem: str = ""
 
     @property
@@ -42,7 +44,7 @@ class Shard:
         """The shape of the whole array."""
         return tuple(n * pieces for n, pieces in zip(self.shape, self.pieces, strict=True))
 
-    def first(self, axis: int) -> Any:
+    def first(self, axis: int) -> Array:
         """Return the index along an axis, in the whole array, of the part's first element: uint32."""
         return self.positions[axis] * np.uint32(self.shape[axis])
 
@@ -74,12 +76,12 @@ def manual_axes() -> tuple[str, ...]:
 
 def varying(x) -> frozenset[str]:
     """Return the mesh axes over which an array varies, if JAX tracks them."""
-    kind: Any = jax.typeof(x)
+    kind: Traced = jax.typeof(x)
     # Before JAX 0.10 it is called so.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
-def vary_together(arrays: Sequence[Any]) -> list[Any]:
+def vary_together(arrays: Sequence[Array]) -> list[Array]:
     """Return arrays that vary over the union of their mesh axes."""
     if not manual_axes():
         return list(arrays)
@@ -111,7 +113,10 @@ def shard_of(spec: PartitionSpec, shape: tuple[int, ...]) -> Shard:
 
 
 def shards(
-    caller: str, names: Sequence[str], values: Sequence[Any], alike: Sequence[Any] | None = None
+    caller: str,
+    names: Sequence[str],
+    values: Sequence[Array | None],
+    alike: Sequence[Array | None] | None = None,
 ) -> list[Shard | None]:
     """Return the shard of each array, found by the weight name that ends its own; None if it is whole.
 
