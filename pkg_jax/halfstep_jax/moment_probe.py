@@ -1,4 +1,4 @@
-"""How the moments of a transform fare: whether they can shrink, are zero, and are kept as was asked for."""
+"""A probe of a transform's moments: whether they can shrink, are zero, and have the requested format."""
 
 import collections
 import math
@@ -27,7 +27,7 @@ _NO_MOMENTS = ("compensation", "extra", "master", *SUMS)
 
 
 def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> dict[str, MomentDiagnosis]:
-    """Return how the moments fare, by name: rates show in what a step without a gradient leaves of them."""
+    """Return what a probe finds on the moments, by name. A step without a gradient shows their rates."""
     shapes = {p.shape for p in jax.tree.leaves(params)}
     paths, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [_moment_name(path) if getattr(x, "shape", ()) in shapes else "" for path, x in paths]
@@ -62,7 +62,7 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
 def _kept_otherwise(
     tx: optax.GradientTransformation, params, rows: Iterable[ArrayDescription], names, paths
 ) -> list[tuple[str, str, int]]:
-    """Return name, reason and size of each array that is not kept as was asked for."""
+    """Return name, reason and size of each array without the requested format."""
     otherwise = [(row.name, row.why, math.prod(row.shape)) for row in rows if not row.as_asked]
     fresh = {
         path: x.dtype for path, x in jax.tree_util.tree_leaves_with_path(jax.eval_shape(tx.init, params))
@@ -75,12 +75,12 @@ def _kept_otherwise(
 
 
 def _above_one(x: jax.Array) -> jax.Array:
-    """Return the next number above 1 throughout: there the gap below is the largest share of the number."""
+    """Return arrays of the next number above 1, where the gap below is the largest relative to the number."""
     return jnp.full_like(x, 1 + jnp.finfo(x.dtype).eps)
 
 
 def _moment_name(path) -> str:
-    """Return the field of an Optax state in which an array stands; "" if it is part of the weights."""
+    """Return the field of an Optax state that holds an array; "" if it is part of the weights."""
     fields = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
     fields = [name for name in fields if name != "inner_state" and not name.endswith("_scale")]
     return "" if not fields or fields[-1] in _NO_MOMENTS else fields[-1]

@@ -19,7 +19,7 @@ from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, r
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import SignalsWait, call_untraced, undisturbed
-from halfstep_torch.engine.step_warnings import look_around, warn_of_nothing
+from halfstep_torch.engine.step_warnings import warn_of_nothing, warn_of_step
 from halfstep_torch.launch import Launch, Parameters
 from halfstep_torch.leaves.checks import check_params
 from halfstep_torch.leaves.found_names import with_names_found
@@ -203,17 +203,17 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ValueError: if the parameter is not this optimizer's, or a link of the chain needs all gradients.
         """
-        if param not in self._alone:
-            self.check_steps_alone(self._name, "and step_parameter has one", "use step()")
-            self._alone = {member: (i, name, member) for i, name, member in self._named()}
-        if param not in self._alone:
+        if param not in self._by_param:
+            self.check_single_steps(self._name, "and step_parameter has one", "use step()")
+            self._by_param = {member: (i, name, member) for i, name, member in self._named()}
+        if param not in self._by_param:
             raise ValueError(
                 f"{self._name}: step_parameter got a tensor of shape {tuple(param.shape)}, which is none of "
                 "its parameters. Pass one of a param group's params, or use add_param_group first."
             )
-        self.step_alone([self._alone[param]], param)
+        self.step_parameters([self._by_param[param]], param)
 
-    def check_steps_alone(self, caller: str, why: str, cure: str) -> None:
+    def check_single_steps(self, caller: str, why: str, cure: str) -> None:
         """Raise ValueError if a link of a chain needs all gradients before a step."""
         if readers := [link.name for links in self.bound_links() for link, _ in links if link.measures]:
             raise ValueError(
@@ -223,7 +223,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step(self) -> None:
         if not is_skipped(self):
-            self.step_alone()
+            self.step_parameters()
 
     def check_steps(self) -> None:
         """Raise RuntimeError unless a step can go on from the state that is here."""
@@ -275,8 +275,8 @@ class Optimizer(torch.optim.Optimizer):
         load(self, state_dict)
 
     @undisturbed
-    def step_alone(self, parameters: Parameters | None = None, at: Tensor | None = None) -> None:
-        """Step some of the parameters, those with a gradient: by the launch of the last step, if it holds.
+    def step_parameters(self, parameters: Parameters | None = None, at: Tensor | None = None) -> None:
+        """Step the given parameters that have a gradient, by the last launch if it still holds.
 
         Args:
             parameters: the index of their group, leaf name, parameter; None for all.
@@ -308,7 +308,7 @@ class Optimizer(torch.optim.Optimizer):
             with Attempt() as attempt:
                 launch.prepare(self, measured)
                 show_rates = shown_rates(self, launch.counts) if launch.has_schedules else []
-                look_around(self, launch.batches)
+                warn_of_step(self, launch.batches)
             agreement.agree(attempt.error)
             # Everything that can fail has been tried: from here on, weights change.
             with SignalsWait():
@@ -329,16 +329,16 @@ class Optimizer(torch.optim.Optimizer):
         self._remember_no_step()
 
     def _remember_no_step(self) -> None:
-        """Have no step behind it in this process: nothing here is pickled."""
+        """Reset what is kept between steps, which is never pickled."""
         self._lock, self._compared, self._agreement = threading.RLock(), False, Agreement(self._name)
         # The last step of all parameters, by None, and of each that is stepped alone.
         self._launches: dict[Tensor | None, Launch] = {}
-        self._alone: dict[Tensor, tuple[int, str, Tensor]] = {}
+        self._by_param: dict[Tensor, tuple[int, str, Tensor]] = {}
         self._home = type(self._home)()  # which has memory of this process
         self._members = NamedMembers()
 
     def __repr__(self) -> str:
-        """As torch's, but for names and what is for state dicts."""
+        """Return torch's text, without names and headers."""
         lines = [f"{self._name} ("]
         for i, group in enumerate(self.param_groups):
             lines.append(f"Parameter Group {i}")
@@ -377,7 +377,7 @@ class Optimizer(torch.optim.Optimizer):
             yield name, param, group_of(i).plan(name, param)
 
     def bound_links(self) -> list[list[tuple[Link, Values]]]:
-        """Return of every param group the links of its chain, each with the values that it reads there."""
+        """Return the links of every param group's chain, each with the values that it reads."""
         groups = [self._group(i) for i in range(len(self.param_groups))]
         return [list(zip(group.links, group.values, strict=True)) for group in groups]
 

@@ -21,7 +21,7 @@ _MEANT = {
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:
-    """Return a question with a space behind it, or "" where no name is near.
+    """Return a question and a space, or "" if no name is near.
 
     Example:
         >>> did_you_mean("one-pass", ["one_pass"]), did_you_mean("fp8", ["eight_bit"])

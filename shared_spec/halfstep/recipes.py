@@ -33,7 +33,7 @@ from halfstep.weight_storage import FED_BACK, ParamStorage
 
 
 class Settings(TypedDict, total=False):
-    """What a recipe stands for: arguments of an optimizer, by name."""
+    """The arguments that a recipe stands for, by name."""
 
     param_storage: ParamStorage
     mu_dtype: str | Format

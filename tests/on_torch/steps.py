@@ -26,7 +26,7 @@ def step_in_pieces(optimizer: hs.Optimizer, length: int) -> None:
     """Take a step by rows of at most so many elements, as where arrays are longer."""
     sizes = unittest.mock.patch.object(row_plan, "row_sizes", return_value=RowSizes(length, length, length))
     with torch.no_grad(), sizes:
-        optimizer.step_alone([*optimizer._named()], "pieces")
+        optimizer.step_parameters([*optimizer._named()], "pieces")
 
 
 def snapshot(optimizer: torch.optim.Optimizer) -> list[np.ndarray]:

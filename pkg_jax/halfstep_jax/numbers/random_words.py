@@ -46,7 +46,7 @@ class LeafKey:
     shard: Shard | None = None
 
     def words(self, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
-        """Return the words of a role for rounding: its field is at the top, and below it anything (W6, W8).
+        """Return the words of a role for rounding, with its field at the top (contract W6, W8).
 
         Args:
             role: one whose `word_role` is among `roles`.
@@ -61,7 +61,7 @@ class LeafKey:
         return words << np.uint32(shift) if shift else words
 
     def block_words(self, role: int, shape: Sequence[int], block_size: BlockSize) -> jax.Array:
-        """Return, at every element, the word of its block, which is not mixed: contract F15.
+        """Return for every element the unmixed word of its block (contract F15).
 
         Made of an element's index alone, so that no word is moved from one element to others.
 
@@ -114,7 +114,7 @@ class LeafKeys:
         return LeafKey(self.roles, k0, k1, self.zero, shard)
 
     def indices(self, shards: Sequence[Shard | None] | None = None) -> list:
-        """Return the index of every leaf, for `of_leaf`: in a vector that XLA takes for no broadcast or iota.
+        """Return the index of every leaf for `of_leaf`, in a vector that XLA takes for no broadcast or iota.
 
         Args:
             shards: which part each leaf is, from `shards`; None: they are whole.
@@ -192,7 +192,7 @@ def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: 
 
 
 def _fold(carry, number):
-    """Fold `number` into a key, and keep k0 of the key before: of the leaf, once the role is in.
+    """Fold `number` into a key; keep k0 of the key before.
 
     Beside it a word becomes an opaque zero: made in the loop, no kernel that reads it makes it again. At
     module level, so that op by op it compiles once.

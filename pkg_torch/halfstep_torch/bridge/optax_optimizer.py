@@ -163,7 +163,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         return loss
 
     def _rates(self, state: Tree) -> list[jax.Array | None]:
-        """Return of every group the injected learning rate, or None."""
+        """Return the injected learning rate of every group, or None."""
         parts = [state] if len(self.param_groups) == 1 else []
         parts = parts or [state.inner_states[str(i)] for i in range(len(self.param_groups))]
         return [_rate(part) for part in parts]
@@ -175,7 +175,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
                 group["lr"] = rate
 
     def _with_written_rates(self) -> Tree:
-        """Return the state with the learning rates that someone wrote into the groups."""
+        """Return the state with the learning rates that a user or a scheduler wrote into the groups."""
         state = self.optax_state
         for i, (group, shown) in enumerate(zip(self.param_groups, self._shown, strict=True)):
             if shown is None or group["lr"] == shown:
@@ -263,7 +263,7 @@ def _step_of(tx: optax.GradientTransformation) -> Callable:
 
 
 def _check(what: str, returned: Tree, due: Tree, describe: Callable) -> None:
-    """Raise ValueError unless a transform returned what it was given, as far as `describe` tells."""
+    """Raise ValueError unless a transform's updates have the structure, shapes and dtypes of its inputs."""
     if jax.tree.map(describe, returned) != jax.tree.map(describe, due):
         raise ValueError(
             f"{_NAME}: the transform returned {what} of another structure, shape or dtype. "

@@ -44,14 +44,14 @@ def recipe_of(plan: Plan, links: list[tuple[Link, Values]], count: int) -> Recip
 
 
 def idle_places(plan: Plan, links: list[tuple[Link, Values]]) -> list[int]:
-    """Return which link, if any, would store the weights of a parameter if they were not float32."""
+    """Return the link that would store the weights of a parameter if they were not float32, or None."""
     return [
         i for i, (link, _) in enumerate(links) if isinstance(link, WeightRule) and i not in plan.rule_indices
     ]
 
 
 def arrays_of(plan: Plan) -> Iterator[tuple[str, str, Label | None]]:
-    """Yield (key in the state, field in a file, label) of every array that is kept of a parameter."""
+    """Yield (key in the state, field in a file, label) for every state array of a parameter."""
     for bound in plan.rules:
         if isinstance(bound, BoundWeights):
             for key in bound.arrays:
@@ -72,12 +72,12 @@ def seed_words(seed: LinkSeed) -> list[int] | None:
 
 
 def _link(link: Link, values: Values, seed: LinkSeed, count: int, arrays: Header) -> Header:
-    """Return what is said of a link of the chain."""
+    """Return the entry of one link of the chain."""
     return link_record(link.name, count, seed_words(seed), *settings_of(link.rule, values), arrays)
 
 
 def _beside(bound: BoundRule) -> Header:
-    """Return what is kept beside a weight."""
+    """Return the entry of the array beside a weight."""
     kept = {}
     for key, array in bound.arrays.items():
         dtype = dtype_name(array.dtype)

@@ -26,8 +26,10 @@ def compile_batch(batch: Batch) -> None:
     """Compile the stages of a batch that can be compiled; raise what torch.compile raises."""
     kernels: list[dict[bool, Callable[..., None]]] = [{} for _ in batch.plan.padded_stages]
     for k, stage, places, by_row, where in _compiling(batch):
-        for alone in kinds(stage, batch.device):
-            kernels[k][alone] = compiled_stage(stage, places, by_row and not alone, alone, *where)
+        for single_slot in kinds(stage, batch.device):
+            kernels[k][single_slot] = compiled_stage(
+                stage, places, by_row and not single_slot, single_slot, *where
+            )
     batch.kernels = kernels
 
 
@@ -83,7 +85,7 @@ def compiled_stage(
     stage: Stage,
     places: tuple,
     by_row: bool,
-    alone: bool,
+    single_slot: bool,
     device: torch.device,
     grad_dtype: torch.dtype,
     threads: int,
@@ -94,8 +96,8 @@ def compiled_stage(
         stage: of whole blocks.
         places: where the numbers of its rules stand in a vector (`number_places`).
         by_row: whether each row has numbers of its own.
-        alone: whether rows are those of one parameter, next to each other: `first` then has one entry, and
-            each column of `keys`.
+        single_slot: whether rows are those of one parameter, next to each other: then `first` and each column
+            of `keys` have one entry.
         device: of the memory.
         grad_dtype: of what comes in: of the gradient, or float32.
         threads: of the CPU.
@@ -114,7 +116,7 @@ def compiled_stage(
     def step_in_place(*tensors: Tensor) -> None:
         p, g, *rest, numbers, first, keys, column = tensors
         u, state = (None, rest) if stage.applies else (rest[0], rest[1:])
-        if alone:
+        if single_slot:
             first = first + stage.width * torch.arange(p.shape[0], dtype=torch.int32, device=p.device)
         numbers, first, keys = numbers[:, :, None] if by_row else numbers, first[:, None], keys[:, :, None]
         if nested:
@@ -125,7 +127,7 @@ def compiled_stage(
             column = column.view(p.shape[1:])[:, :1] + column[: p.shape[2]]
         stage.step_rows(p, g, u, state, unflat(places, numbers.unbind()), first, keys, column)
 
-    scratch = functools.partial(_scratch, stage, len(flat(places)), by_row, device, grad_dtype, alone)
+    scratch = functools.partial(_scratch, stage, len(flat(places)), by_row, device, grad_dtype, single_slot)
     name = _name(stage, places, by_row, grad_dtype, threads) if device.type == "cpu" else None
 
     def has_same_bits(stored: Callable[..., None]) -> bool:
@@ -174,7 +176,7 @@ def _scratch(
     by_row: bool,
     device: torch.device,
     grad_dtype: torch.dtype,
-    alone: bool,
+    single_slot: bool,
     rows: int,
 ) -> Iterator[Sequence[Tensor]]:
     """Yield arguments of a kernel in scratch memory: for `rows` rows, and for one less."""
@@ -184,7 +186,7 @@ def _scratch(
     for count in (most, most - 1):
         p, g, u, state = memory.matrices(count)
         first, keys = (
-            torch.zeros(*axes, 1 if alone else count, dtype=torch.int32, device=device)
+            torch.zeros(*axes, 1 if single_slot else count, dtype=torch.int32, device=device)
             for axes in ((), (columns,))
         )
         matrices = [p, g, *([] if u is None else [u]), *state]

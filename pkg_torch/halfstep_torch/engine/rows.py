@@ -111,7 +111,7 @@ class Rows:
         low: of each row, the low half of the row-major index of its first element, int32.
         high: the high half, in a column; of each element, where a row has two; None where all are 0.
         column: 0, 1, ... up to the width.
-        alone: whether they are rows of one slot, next to each other, whose indices have no high half.
+        single_slot: whether they are rows of one slot, next to each other, whose indices have no high half.
     """
 
     p: Tensor
@@ -132,7 +132,7 @@ class Rows:
         self.low = firsts.to(torch.int32).to(device)
         self.high = _high_halves(firsts, stage.width, device)
         regular = int(firsts[0]) + stage.width * torch.arange(len(firsts), device="cpu")
-        self.alone = self.slots is None and self.high is None and torch.equal(firsts, regular)
+        self.single_slot = self.slots is None and self.high is None and torch.equal(firsts, regular)
 
     def __len__(self) -> int:
         return self._count

@@ -89,9 +89,9 @@ def step_rows(batch: Batch, k: int, rows: Rows) -> None:
         keys = keys[:, :, None] if keys.dim() == 2 else keys
         rows.stage.step_rows(rows.p, rows.g, rows.u, rows.state, by_name, first[:, None], keys, column)
         return
-    alone = rows.alone and True in kernels
-    if alone:
+    single_slot = rows.single_slot and True in kernels
+    if single_slot:
         keys, first = keys[:, :1].contiguous(), first[:1]
         numbers = numbers[:, 0].contiguous() if by_row else numbers
     updates = [] if rows.u is None else [rows.u]
-    kernels[alone](rows.p, rows.g, *updates, *rows.state, numbers, first, keys, column)
+    kernels[single_slot](rows.p, rows.g, *updates, *rows.state, numbers, first, keys, column)

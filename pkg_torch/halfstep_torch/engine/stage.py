@@ -69,7 +69,7 @@ class Stage:
         return self.rules[0].scope if self.rules else "elementwise"
 
     @property
-    def needs_update_alone(self) -> bool:
+    def needs_only_update(self) -> bool:
         """Whether a rule reads only its update and keeps no state, as `Rule.needs` has it."""
         return not self.applies and any(rule.rule.needs == "update" for rule in self.rules)
 
@@ -150,8 +150,8 @@ class Stage:
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.applies else u), new_state
 
-    def run_alone(self, u: Tensor, numbers: Sequence) -> Tensor:
-        """Return the outgoing update of a whole update, for a stage of `needs_update_alone`."""
+    def run_on_update(self, u: Tensor, numbers: Sequence) -> Tensor:
+        """Return the outgoing update of a whole update, for a stage of `needs_only_update`."""
         u = -u if self.negates else u
         for rule, n in zip(self.rules, numbers, strict=True):
             u, _ = rule.update(u, u, {}, n, ())

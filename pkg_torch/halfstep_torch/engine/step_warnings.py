@@ -23,7 +23,7 @@ _COUNTS = (100, 1_000, 10_000)
 # At which second moments are looked at: a pass over them, and a wait for the device.
 
 
-def look_around(optimizer: Owner, batches: Sequence[Batch]) -> None:
+def warn_of_step(optimizer: Owner, batches: Sequence[Batch]) -> None:
     """Give the warnings of a step, most at the first one, which also compares replicas."""
     caller, groups = optimizer._name, optimizer.param_groups
     if optimizer._compared and not {step % 100 for batch in batches for step in batch.numbers} & {0, 1}:

@@ -23,7 +23,7 @@ _FUNCTION, _SUMS = "release_gradients", "accumulate_gradients"
 
 
 def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "GradientRelease":
-    """Step every parameter as soon as backward has its gradient, and free that.
+    """Step every parameter as soon as backward has its gradient, and free the gradient.
 
     Memory then never holds all gradients together, which saves up to 2 bytes per parameter of a bfloat16
     model. The bits are the same as in a step after backward. Schedulers work as before.
@@ -104,7 +104,7 @@ class GradientRelease:
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Step nothing in the backward passes of this block: gradients stay, and are added to."""
+        """Accumulate in the backward passes of this block: gradients stay and no parameter is stepped."""
         self._accumulates = True
         try:
             yield
@@ -116,7 +116,7 @@ class GradientRelease:
             step.done = False
 
     def remove(self) -> None:
-        """Take the hooks away: gradients stay until `zero_grad`, and `optimizer.step()` steps."""
+        """Remove the hooks: gradients stay until `zero_grad`, and `optimizer.step()` steps."""
         for handle in self._handles:
             handle.remove()
         release(step.param for step in self._steps)
@@ -151,7 +151,7 @@ class _StepAlone:
 
 
 def _step(release: weakref.ref, reference: weakref.ref, param: Tensor) -> None:
-    """Step a parameter, unless this is a micro-batch before the last; say it if there is no optimizer now."""
+    """Step a parameter unless more micro-batches follow; log once if its optimizer is gone."""
     handle, step = release(), reference()
     if step is None:
         say_once(
@@ -182,7 +182,7 @@ def _clip(name: str, param: Tensor, max_norm: float | Tensor) -> None:
 
 def _checked(optimizer: Optimizer) -> Optimizer:
     check_optimizer(_FUNCTION, optimizer)
-    optimizer.check_steps_alone(
+    optimizer.check_single_steps(
         _FUNCTION, "but gradient release frees them one by one", "step after backward"
     )
     for name, param, _ in optimizer.plans():

@@ -1,4 +1,4 @@
-"""Optimizers of others on 16-bit weights: they step float32 copies, and weights are rounded from these."""
+"""Other libraries' optimizers on 16-bit weights: they step float32 copies, which are then rounded."""
 
 import weakref
 from collections import defaultdict
@@ -110,7 +110,7 @@ def round_weights(
 
 
 class _Member(NamedTuple):
-    """A parameter, and what the optimizer steps in its place."""
+    """A parameter and the float32 copy that the optimizer steps."""
 
     name: str
     param: Tensor
@@ -118,7 +118,7 @@ class _Member(NamedTuple):
 
 
 class _Piece:
-    """Members that are stepped together, with float32 copies of those of 16 bits."""
+    """Members that are stepped together, with float32 copies of the 16-bit ones."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _Piece:
         ]
 
     def fill(self) -> None:
-        """Give the optimizer copies, and float32 weights as they are."""
+        """Hand the optimizer the copies, and float32 weights themselves."""
         for _, param, copy in self.members:
             if param.dtype == torch.float32:
                 copy.data, copy.grad = param.detach(), param.grad
@@ -150,7 +150,7 @@ class _Piece:
                     copy.data, copy.grad = weight, grad
 
     def round(self, steps: list[int], choice: CompileChoice) -> None:
-        """Round the weights from the copies, which the optimizer has stepped."""
+        """Round the weights from the stepped copies."""
         if self._steps is None or steps != [step + 1 for step in self._steps]:
             self._keys = KeysAhead([self._stream], [member.name for member in self.members])
         keys, self._steps = self._keys.at(steps), steps
@@ -163,7 +163,7 @@ class _Piece:
             copies.round(_FUNCTION, keys[:, places], choice)
 
     def release(self, alone: bool) -> None:
-        """Take gradients back, so that the optimizer steps nothing of this piece.
+        """Remove the gradients of the copies, so that the optimizer does not step this piece again.
 
         Those of a piece that stays, and is alone, are copies, and the next step fills them again.
         """
@@ -215,11 +215,11 @@ class RoundedWeights(torch.optim.Optimizer):
             group["params"] = [next(shadows).copy for _ in own["params"]]
 
     def _hold(self) -> None:
-        """Have no memory of copies yet; the optimizer has no weights any more, and steps for this alone."""
+        """Start without memory for copies; from now on the optimizer must not be stepped by itself."""
         self._memory: defaultdict[torch.dtype, dict[torch.device, list[Tensor]]] = defaultdict(dict)
         self._layout: list = []
         self._kept: dict[int, _Piece] = {}
-        self._optimizer.register_step_pre_hook(_refuse_alone)
+        self._optimizer.register_step_pre_hook(_refuse_own_step)
 
     def __copy__(self) -> "RoundedWeights":
         raise TypeError(
@@ -276,7 +276,7 @@ class RoundedWeights(torch.optim.Optimizer):
         return loss
 
     def _pieces(self, members: list[_Member], cuts: list[tuple[int, int]]) -> Iterator[_Piece]:
-        """Yield pieces of all that is stepped; those of a CPU stay, with the memory that they step in."""
+        """Yield pieces of all members. On a CPU pieces and their memory are kept from step to step."""
         seed = self.param_groups[0][_SEED]
         layout = [seed, *((id(copy), param.dtype, param.device, param.shape) for _, param, copy in members)]
         if layout != self._layout:
@@ -292,7 +292,7 @@ class RoundedWeights(torch.optim.Optimizer):
             yield self._kept.get(start) or _Piece(members[start:stop], seed, self._memory)
 
     def _forget(self) -> None:
-        """Let go of the pieces that stayed, and of what copies have of their memory."""
+        """Drop the kept pieces and the memory of their copies."""
         self._layout, self._kept = [], {}
         for _, _, copy in self._members:
             copy.data, copy.grad = copy.data.new_empty(0), None
@@ -308,7 +308,7 @@ class RoundedWeights(torch.optim.Optimizer):
         return [*cuts, (start, len(members))] if members else []
 
     def _step_copies(self, piece: _Piece, check: Callable[[], None]) -> None:
-        """Let the optimizer step copies of a piece, and round the weights from them."""
+        """Step the copies of a piece by the optimizer, and round the weights from them."""
         piece.fill()
         _stepping.add(self._optimizer)
         try:
@@ -325,7 +325,7 @@ class RoundedWeights(torch.optim.Optimizer):
         piece.round(steps, self._compile)
 
     def _check_alike(self, before: list[Group] | None) -> None:
-        """Raise ValueError if a piece left other entries in the groups than the one before it."""
+        """Raise ValueError if pieces leave different entries in the groups."""
         for own, group in zip(before or (), self._optimizer.param_groups, strict=False):
             for key, value in _entries(group).items():
                 if isinstance(value, (int, float)) and own.get(key) != value:
@@ -363,7 +363,7 @@ class RoundedWeights(torch.optim.Optimizer):
             own.update(_entries(group), **{_SEED: saved[_SEED]})
 
 
-def _refuse_alone(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def _refuse_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if optimizer not in _stepping:
         raise RuntimeError(
             f"{_FUNCTION}: the optimizer that was passed has no weights any more, and its step would change "

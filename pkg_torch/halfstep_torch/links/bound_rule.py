@@ -155,7 +155,7 @@ class BoundRule:
         return self.rule.scope
 
     @property
-    def needs_norms_alone(self) -> bool:
+    def needs_only_norms(self) -> bool:
         """Whether `update` sees other elements only through norms (`Rule.needs`)."""
         return self.scope == "elementwise" or self.rule.needs == "norms"
 

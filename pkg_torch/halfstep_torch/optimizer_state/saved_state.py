@@ -81,7 +81,7 @@ def load(
     for show_rate in show_rates:
         show_rate()
     optimizer._launches.clear()
-    optimizer._alone.clear()
+    optimizer._by_param.clear()
     load_states(
         optimizer.state, states, lambda param, state: optimizer._home.placed(param, plans[param], state)
     )

@@ -33,11 +33,11 @@ def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> 
         # The next number above 1: there the gap below is the largest share of the number.
         return torch.full_like(x, 1 + torch.finfo(x.dtype).eps)
 
-    alone, copies = copy_of(optimizer, params, torch.zeros_like, torch.zeros_like, state)
-    take_step(alone)
+    trial, copies = copy_of(optimizer, params, torch.zeros_like, torch.zeros_like, state)
+    take_step(trial)
     others, formats = _kept_otherwise(optimizer, params), _formats(optimizer)
     tallies: dict[str, MomentTally] = defaultdict(MomentTally)
-    changed = _changed(alone, copies, narrow)
+    changed = _changed(trial, copies, narrow)
     for i, group in enumerate(optimizer.param_groups):
         for p in (p for p in group["params"] if p in copies):
             kept = optimizer.state[p]
@@ -58,11 +58,11 @@ def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> 
 
 
 def _changed(
-    alone: torch.optim.Optimizer, copies: Mapping[Tensor, Tensor], narrow: set[tuple[Tensor, str]]
+    trial: torch.optim.Optimizer, copies: Mapping[Tensor, Tensor], narrow: set[tuple[Tensor, str]]
 ) -> dict[tuple[Tensor, str], bool]:
     """Return whether a step changed an element, in any process, of moments just above 1."""
-    pairs = [(p, key) for p in copies for key in alone.state[copies[p]] if (p, key) in narrow]
-    left = [local_part(alone.state[copies[p]][key]) for p, key in pairs]
+    pairs = [(p, key) for p in copies for key in trial.state[copies[p]] if (p, key) in narrow]
+    left = [local_part(trial.state[copies[p]][key]) for p, key in pairs]
     counts = [(int((x != 1 + torch.finfo(x.dtype).eps).sum()),) for x in left]
     totals = total_counts([p for p, _ in pairs], counts)
     return {pair: count > 0 for pair, (count,) in zip(pairs, totals, strict=True)}
@@ -114,10 +114,10 @@ def _kept_otherwise(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> d
     if isinstance(optimizer, Optimizer):
         rows = ((param, row) for param, kept in described(optimizer) for row in kept)
         return {(param, row.name): row.why for param, row in rows if not row.as_asked}
-    alone, copies = copy_of(optimizer, params, torch.clone, torch.clone, None)
-    take_step(alone)
+    trial, copies = copy_of(optimizer, params, torch.clone, torch.clone, None)
+    take_step(trial)
     reasons = {}
-    for p, fresh in ((p, alone.state[copy]) for p, copy in copies.items()):
+    for p, fresh in ((p, trial.state[copy]) for p, copy in copies.items()):
         for key, x in optimizer.state[p].items():
             if is_moment(p, key, x) and is_moment(p, key, fresh.get(key)) and fresh[key].dtype != x.dtype:
                 reasons[p, key] = (

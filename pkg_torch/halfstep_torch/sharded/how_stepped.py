@@ -24,7 +24,7 @@ def how_stepped(plan: Plan, param: DTensor) -> Layout | Literal["here", "gathere
     if all(window.is_full for window in windows):
         return "here"
     if not all(
-        stage.needs_update_alone or rule.needs_norms_alone for stage in plan.stages for rule in stage.rules
+        stage.needs_only_update or rule.needs_only_norms for stage in plan.stages for rule in stage.rules
     ):
         return "gathered"
     if any(array_placements(spec, param) is None for spec in plan.arrays.values()):

@@ -38,8 +38,8 @@ def exchange_all(asked: Sequence[Share | Piece]) -> None:
 
 def step_apart(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
     """Run the k-th stage on sharded parameters; return the outgoing updates."""
-    needs_update_alone = batch.plan.padded_stages[k].needs_update_alone
-    return (_step_whole if needs_update_alone else _step_by_norms)(batch, k, arriving)
+    needs_only_update = batch.plan.padded_stages[k].needs_only_update
+    return (_step_whole if needs_only_update else _step_by_norms)(batch, k, arriving)
 
 
 def _step_by_norms(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
@@ -66,7 +66,7 @@ def _step_whole(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving
     for place, u in arriving.items():
         slot = batch.slots[place]
         assert isinstance(slot, PartSlot)
-        function = functools.partial(stage.run_alone, numbers=batch.stage_numbers(k)[slot.step])
+        function = functools.partial(stage.run_on_update, numbers=batch.stage_numbers(k)[slot.step])
         pieces[place] = Piece(slot, u, function)
     if pieces:
         yield list(pieces.values())

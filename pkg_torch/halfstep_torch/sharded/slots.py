@@ -1,4 +1,4 @@
-"""Sharded parameters in a step: which of their elements this process steps, and where their state is."""
+"""Sharded parameters in a step: the local elements, and their state."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ from halfstep_torch.storage.stored_moment import State, min_scale_key
 
 
 class Part(NamedTuple):
-    """Some elements of every run of a parameter that are in this process.
+    """Some local elements of every run of a parameter.
 
     Attributes:
         start: the first of them, of those that are.
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class PartSlot(Slot):
-    """A DTensor that is stepped, or a part of a parameter; several slots may be of one.
+    """A DTensor in a step, or a part of a parameter, which may have several slots.
 
     It is `gathered` where a rule sees all of a parameter, or a border of a shard cuts a byte of two codes.
 
@@ -66,7 +66,7 @@ class PartSlot(Slot):
     scales: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def local(self, x: Tensor) -> Tensor:
-        """Return what the slot has of what this process has of the parameter, or of an array like it."""
+        """Return the slot's view of a local array."""
         if self.rows is not None:
             return x[self.rows]
         if self.part is None:
@@ -84,12 +84,12 @@ class PartSlot(Slot):
 
     @property
     def has_all(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether it is all that this process has of the parameter, whose gradient is beside it."""
+        """Whether the slot is all of the parameter's local part, with its gradient there."""
         return not (self.part or self.rows or self.gathered or is_elsewhere(self.owner))
 
     @functools.cached_property
     def waits(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether a rule needs what other processes have: norms of the parameter, or all of its update."""
+        """Whether a rule reads from other processes: norms, or the whole update."""
         if not is_sharded(self.owner) or self.gathered:
             return False
         whole = all(window.is_full for window in windows_of_all(self.owner))
@@ -102,18 +102,18 @@ class PartSlot(Slot):
 
     @property
     def ends(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the parameter is stepped once the slot is: not where processes exchange what is left."""
+        """Whether the step of the parameter ends with this slot: not if an exchange follows."""
         last = self.rows is None or self.rows.stop == local_part(self.owner).shape[0]
         return last and not self.exchanges
 
     @property
     def held(self) -> Tensor:
-        """The tensor whose placement decides which processes have the elements: a gathered one, on all."""
+        """The tensor whose placement decides which processes hold the elements; a gathered one is on all."""
         return self.param if self.gathered else self.owner
 
     @property
     def grad(self) -> Tensor:
-        """The gradient here, detached."""
+        """The local gradient, detached."""
         if self.placed_grad is not None:
             return self.local(self.placed_grad)
         assert self.owner.grad is not None
@@ -125,7 +125,7 @@ class PartSlot(Slot):
         self.param = self.local(here.detach() if self.rows else here)
 
     def attach(self, caller: str, state: State) -> None:
-        """Have what is here of the parameter's state; of a part, scales in memory of ours."""
+        """Read the local state of the parameter; a part of a cut block gets scratch scales."""
         super().attach(caller, state)
         here = {key: local_part(array) for key, array in self.arrays.items()}
         self.kept = {
@@ -167,7 +167,7 @@ class PartSlot(Slot):
 
 
 def kept_at(x: Tensor, home: torch.device, device: torch.device) -> Tensor:
-    """Return a tensor at home, in memory from which the device of its weights can copy while it computes."""
+    """Return a tensor on the host, in pinned memory if the weights are on another device."""
     x = x.to(home)  # a DTensor keeps its mesh and its placements
     if device.type == "cuda" and home.type == "cpu":
         local = local_part(x)
@@ -176,7 +176,7 @@ def kept_at(x: Tensor, home: torch.device, device: torch.device) -> Tensor:
 
 
 def is_elsewhere(param: Tensor) -> bool:
-    """Whether the gradient of a DTensor is not placed as it is."""
+    """Whether the gradient of a DTensor has other placements."""
     grad = param.grad
     return is_sharded(param) and is_sharded(grad) and tuple(param.placements) != tuple(grad.placements)
 
@@ -195,7 +195,7 @@ def _blocks(plan: Plan, key: str) -> Blocks:
 
 
 def sharded_slots(param: DTensor, name: str, plan: Plan) -> list[PartSlot]:
-    """Return the slots of a DTensor, given the plan of all of it: mostly one."""
+    """Return the slots of a DTensor, mostly one, given the plan of the whole."""
 
     def slot(
         window: Window, cuts: bool = False, gathered: bool = False, part: Part | None = None
@@ -226,7 +226,7 @@ def sharded_slots(param: DTensor, name: str, plan: Plan) -> list[PartSlot]:
 
 
 def _parts(start: int, stop: int, run: int, size: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield (start, stop, whether it is a piece of a cut block) of a stretch of a run, cut at its blocks."""
+    """Yield (start, stop, whether it belongs to a cut block) for the parts of a run, cut at its blocks."""
     first = -(-start // size) * size
     last = stop if stop == run else stop // size * size
     if first > last:
@@ -241,7 +241,7 @@ def _parts(start: int, stop: int, run: int, size: int) -> Iterator[tuple[int, in
 
 
 def new_state(param: Tensor, plan: Plan) -> dict[str, Tensor]:
-    """Return the state of a parameter that was never stepped, given the plan of all of it."""
+    """Return the first state of a parameter, given its plan."""
     slot = sharded_slots(param, "", plan)[0] if is_sharded(param) else whole_slot(param, "", plan)
     return {"step": new_count(), **slot.new_arrays(plan.arrays)}
 

@@ -40,4 +40,4 @@ class StateOwner(Owner, Protocol):
     _home: BesideWeights
     _half_loaded: str | None
     _launches: dict
-    _alone: dict
+    _by_param: dict

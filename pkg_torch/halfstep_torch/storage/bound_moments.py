@@ -1,4 +1,4 @@
-"""How the moments of a rule are stored, given what its fields say. Contract: F1 to F3."""
+"""The storage of a rule's moments, by the rule's fields. Contract: F1 to F3."""
 
 import torch
 
@@ -26,7 +26,7 @@ from halfstep_torch.storage.stored_moment import StoredMoment
 
 
 def check_moments(rule: Rule, h: Values) -> None:
-    """Refuse a moment that cannot be stored as the fields of its rule say."""
+    """Refuse a moment that cannot be stored in the format of its rule's fields."""
     for moment in declared(type(rule)).moments.values():
         check_rounding(rule.name, moment, _rounding(rule, moment))
         # Where the dtype of the weights decides, nothing can freeze yet.
@@ -37,7 +37,7 @@ def check_moments(rule: Rule, h: Values) -> None:
 def bound_moments(
     caller: str, rule: Rule, h: Values, dtype: torch.dtype, shape: Shape
 ) -> tuple[StoredMoment, ...]:
-    """Return how the moments of a parameter are stored, in the order of their declaration."""
+    """Return the storage of a parameter's moments, in the order of their declaration."""
     moments = moments_of(rule).values()
     return tuple(_bound(caller, rule, moment, h, dtype, shape) for moment in moments)
 
@@ -81,7 +81,7 @@ def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Values, rate
 
 
 def _format(moment: Moment, h: Values) -> Format | None:
-    """Return the format that was asked for; None where the dtype of the weights decides."""
+    """Return the requested format; None if the dtype of the weights decides."""
     return getattr(h, moment.dtype) if moment.dtype else as_format("", moment.name, moment.always or None)
 
 
@@ -94,6 +94,6 @@ def _rate(moment: Moment, h: Values) -> float:
 
 
 def _rate_name(rule: Rule, moment: Moment) -> str:
-    """Return what the decay rate of a moment is called in a param group."""
+    """Return the name of a moment's decay rate in a param group."""
     entry = declared(type(rule)).numbers[moment.rate].torch if moment.rate else ""
     return moment.rate if not entry or "[" in entry else entry

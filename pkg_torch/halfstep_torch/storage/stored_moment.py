@@ -1,4 +1,4 @@
-"""How one moment is stored: in which format, rounded how, with whose words.
+"""The storage of one moment: its format, its rounding and its random words.
 
 Contract: F1 to F3. It stands between the update rules, which know moments, and the formats, which know codes.
 """
@@ -24,7 +24,7 @@ Words = Callable[[Shape], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class StoredMoment:
-    """How a rule's moment is decoded and encoded, all choices made. Hashable.
+    """How a rule's moment is decoded and encoded, with all choices made. Hashable.
 
     Attributes:
         name: of the moment in its rule.
@@ -58,12 +58,12 @@ class StoredMoment:
 
     @property
     def rounding(self) -> str:
-        """How it is rounded: "feedback", "stochastic" or "nearest"."""
+        """The rounding: "feedback", "stochastic" or "nearest"."""
         return "feedback" if self.feeds_back else "nearest" if self.source is None else "stochastic"
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, StateArray]:
-        """The codes, and the scales where there are any."""
+        """The codes, and the scales if there are any."""
         packed_of = self.format if self.format.packed else None
         copied_as = self.format if self.copies_weights else None
         codes = StateArray(
@@ -78,12 +78,12 @@ class StoredMoment:
 
     @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
-        """The words that `encode` reads, those of storing again last."""
+        """The words that `encode` reads; those of `store_state` come last."""
         return self._sources if self.again is None else self._sources + self.again.sources
 
     @functools.cached_property
     def _sources(self) -> tuple[WordSource, ...]:
-        """One, or none; of dithered codes those that were stored, too: what is mixed to words, unmixed."""
+        """The words of one storage: none, one, or for dithered codes also those of the stored codes."""
         if self.source is None:
             return ()
         if not self.format.dithered:
@@ -92,7 +92,7 @@ class StoredMoment:
         return unmixed, unmixed._replace(before=True)
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
-        """Return the float32 values of codes and scales: exact; `words` of each of the `sources`."""
+        """Return the exact float32 values of codes and scales, given `words` for each of the `sources`."""
         if self.again is not None:
             count = len(self._sources)
             codes = _as_kept(self.again.decode(state, words[count:]), self.format.torch_dtype)
@@ -104,7 +104,7 @@ class StoredMoment:
     def encode(
         self, x: Tensor, words: Sequence[Words], min_scale: Tensor | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Round `x` to the format, once; return codes and scales, and the values that they stand for.
+        """Round `x` to the format, once; return codes, scales and their values.
 
         Args:
             x: what is to be stored.
@@ -122,7 +122,7 @@ class StoredMoment:
         return arrays, values
 
     def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
-        """Return the codes of `x` in int32, and about 1/sqrt(x); where the format has inverse roots."""
+        """Return the codes of `x` in int32, and about 1/sqrt(x), in a format with inverse roots."""
         return self.format.arithmetic.with_inverse_root(x, words[0](tuple(x.shape)) if words else None)
 
 
@@ -132,12 +132,12 @@ def scale_key(key: str) -> str:
 
 
 def min_scale_key(scale: str) -> str:
-    """Return the key of the least scales, in a step, given that of scales whose blocks are cut."""
+    """Return the key of the minimum scales in a step, given the key of scales of cut blocks."""
     return f"{scale}_min"
 
 
 def _as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return float32 values in the dtype of the wrapped rule: to nearest, decided on bits."""
+    """Return float32 values rounded to nearest in the dtype of the wrapped rule."""
     if dtype == torch.float32:
         return x
     return round_value(x, dtype_name(dtype), None, saturate=True).to(dtype)

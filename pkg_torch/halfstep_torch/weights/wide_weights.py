@@ -22,18 +22,18 @@ from halfstep_torch.weights.weight_rule import WeightRule
 
 
 class SplitParams(WeightRule):
-    """The last link of what `split_params` returns; those that it wraps stand before it."""
+    """The last link of the chain that `split_params` returns, after the wrapped links."""
 
     extra_bits: int = 16
     wrapped_links: int = 0
     seed: LinkSeed = 0
 
     def extra(self, dtype: str) -> Mapping[str, StateArray]:
-        """The low bits; int16 where uint16 is meant, of which torch knows little."""
+        """The low bits, stored as int16, because torch supports few operations of uint16."""
         return {"extra_bits": StateArray(torch.uint8 if self.extra_bits == 8 else torch.int16)}
 
     def rounds(self, dtype: str) -> bool:
-        """Whether there is something that the two parts cannot hold."""
+        """Whether the two parts together cannot hold float32."""
         return self._split(dtype).rounds
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
@@ -56,7 +56,7 @@ class SplitParams(WeightRule):
 
 
 class KeepMasterParams(WeightRule):
-    """The last link of what `keep_master_params` returns; those that it wraps stand before it."""
+    """The last link of the chain that `keep_master_params` returns, after the wrapped links."""
 
     wrapped_links: int = 0
 
@@ -65,12 +65,12 @@ class KeepMasterParams(WeightRule):
         return {"master": StateArray(torch.float32, copies_weights=True)}
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
-        """Return the copy, or p where the copy does not show p: somebody has changed the weight since."""
+        """Return the copy, or p where the copy does not round to p: the weight was changed from outside."""
         master = extra["master"]
         return torch.where(_nearest_away(master, dtype) == p, master, p)
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
-        """Return w to nearest, ties away from zero, and w (contract P5)."""
+        """Return w rounded to nearest, ties away from zero, and w (contract P5)."""
         return _nearest_away(w, dtype), {"master": w}
 
 

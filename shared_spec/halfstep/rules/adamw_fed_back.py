@@ -73,7 +73,7 @@ class AdamWFedBack(Rule):
         }
 
     def update(self, g, p, n, m, op):
-        """Return q - p; where nothing is left out w - p, of which p + u makes w; -0.0 where q is p."""
+        """Return q - p; w - p where rounding is exact, and -0.0 where q is p."""
         root = op.sqrt(m.nu.round(op.ema(m.nu.value, g * g, n.b2)) * n.r2 + n.eps_root) + n.eps
         v = op.ema(m.mu.value, g, n.b1)
         step = op.ema(v * n.ahead, g * n.now, n.b1) if self.nesterov else v * n.ahead
@@ -86,7 +86,7 @@ class AdamWFedBack(Rule):
 
 
 class AdamFedBack(AdamWFedBack):
-    """The same without a decay of its own, behind L2 decay: what a param group says of decay is for that."""
+    """The same without decoupled decay, after L2 decay, which reads a param group's decay."""
 
     name = AdamWFedBack.name
     weight_decay: Scalar = number(0.0, torch=None)

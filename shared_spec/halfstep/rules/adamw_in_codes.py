@@ -74,7 +74,7 @@ class AdamWInCodes(Rule):
         }
 
     def update(self, g, p, n, m, op):
-        """Return q - p; where nothing is left out w - p, of which p + u makes w; -0.0 where q is p."""
+        """Return q - p; w - p where rounding is exact, and -0.0 where q is p."""
         root = op.sqrt(m.nu.round(op.ema(m.nu.value, g * g, n.b2)) * n.r2 + n.eps_root) + n.eps
         v = n.b1 * m.mu.value + n.ahead * g
         down = (v * n.r1) / root + n.decayed * p

@@ -1,4 +1,4 @@
-"""What a moment's format and rounding are refused for, and what "auto" is.
+"""Checks of a moment's format and rounding, and the meaning of "auto".
 
 Contract: F1 to F3, F12, F18 to F20.
 """
@@ -220,7 +220,7 @@ def check_power_unit(caller: str, moment: Moment, fmt: Format, unit: Moment, uni
 
 
 def check_feedback(caller: str, moment: Moment, rounding: str, unit: Moment, unit_fmt: Format | None) -> None:
-    """Raise ValueError for feedback beside a second moment of which an update is made unrounded.
+    """Raise ValueError for error feedback beside a second moment that the update reads unrounded.
 
     Args:
         caller: whose moments they are.
@@ -253,7 +253,7 @@ def feeds_back(fmt: Format, rounding: str) -> bool:
 
 
 def check_stored_state(caller: str, fmt: Format, rounding: object, select: object) -> None:
-    """Refuse arguments of `store_state` that cannot store state of which nothing else is known."""
+    """Refuse formats of `store_state` that cannot store unknown state."""
     if fmt.relative:
         raise ValueError(
             f"{caller}: format=relative(...) is in units of the root of a second moment, "

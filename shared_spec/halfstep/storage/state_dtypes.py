@@ -215,7 +215,7 @@ def _size(caller: str, name: str, value: Scalar) -> int:
 
 
 def use_one_of(name: str, names: Iterable[str]) -> str:
-    """Return which names there are, behind the nearest to one that is neither a dtype nor a format.
+    """Return the nearest name to one that is neither a dtype nor a format, then all names.
 
     Example:
         >>> use_one_of("unit8", ["int8", "uroot8"]), use_one_of("int4", ["int8", "uroot8"])

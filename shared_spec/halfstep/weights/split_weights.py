@@ -18,7 +18,7 @@ _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 @dataclasses.dataclass(frozen=True)
 class SplitWeight:
-    """How many bits a weight, bfloat16 or float16, and what is kept beside it, 8 or 16, have."""
+    """The bits of a 16-bit weight and its further bits, 8 or 16."""
 
     dtype: str
     extra_bits: int
