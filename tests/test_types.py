@@ -1,12 +1,15 @@
 """What a user's type checker says of the programs of the pages, and of a recipe that there is not."""
 
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tokenize
+from collections.abc import Iterator
 from typing import get_args
 
 import pytest
@@ -96,3 +99,38 @@ def test_mypy_strict_passes_the_programs_of_all_pages_and_finds_what_there_is_no
 def test_the_type_of_a_recipe_names_them_all():
     names, _ = get_args(recipes.Recipe)
     assert set(get_args(names)) == set(dir(recipes))
+
+
+def statements(path: pathlib.Path) -> Iterator[tuple[list[tokenize.TokenInfo], list[str]]]:
+    """Yield the code of every logical line, and the comments in it and right above it."""
+    code: list[tokenize.TokenInfo] = []
+    comments: list[tokenize.TokenInfo] = []
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.NEWLINE:
+                first = code[0].start[0]
+                yield code, [x.string for x in comments if x.start[0] >= first - 1]
+                code, comments = [], []
+            elif token.type == tokenize.COMMENT:
+                comments.append(token)
+            elif token.string.strip() and token.type not in (tokenize.ENCODING, tokenize.NL):
+                code.append(token)
+
+
+def unexplained(path: pathlib.Path) -> list[str]:
+    """Return `FILE:LINE` of what says Any and neither why, nor that it is an alias with a docstring."""
+    found, after = [], [*statements(path), ([], [])]
+    for (code, comments), (following, _) in itertools.pairwise(after):
+        words = [x.string for x in code]
+        is_alias = code[0].start[1] == 0 and words[1:2] in (["="], [":"])
+        explained = is_alias and bool(following) and following[0].type == tokenize.STRING
+        explained |= any("ignore[" not in comment for comment in comments)
+        if "Any" in words and words[0] not in ("from", "import") and not explained:
+            found.append(f"{path.relative_to(ROOT)}:{code[0].start[0]}")
+    return found
+
+
+@pytest.mark.parametrize("package", ["pkg_jax", "pkg_torch", "shared_spec/halfstep"])
+def test_any_is_an_alias_with_a_docstring_or_has_a_comment_that_says_why(package):
+    found = [x for path in sorted((ROOT / package).rglob("*.py")) for x in unexplained(path)]
+    assert not found, "Use a type, `object` or an alias such as Array; or say in a comment what it is."

@@ -7,12 +7,14 @@ import ast
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from halfstep.hyperparameters import Arguments
 
 T = TypeVar("T", bound=Callable)
 
 
-def read_config(caller: str, config: object) -> tuple[str, dict[str, Any]]:
+def read_config(caller: str, config: object) -> tuple[str, Arguments]:
     """Return the name of an optimizer and its arguments.
 
     Args:

@@ -110,6 +110,7 @@ class Monitor:
         """Return the first elements of each weight, copied."""
         raise NotImplementedError
 
+    # `before` is what `_corners` returned.
     def _measured(self, before: Any, *step: Any) -> tuple[Sequence[float], Collection[str]]:
         """Return numbers in the order of `NUMBERS`, norms as squares, and the formats of second moments."""
         raise NotImplementedError

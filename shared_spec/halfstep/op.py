@@ -63,11 +63,11 @@ class Op:
         """Return the correctly rounded quotient of bare arrays."""
         raise NotImplementedError
 
-    def norms_of(self, x: Any, exact: bool) -> Any:
+    def norms_of(self, x: Array, exact: bool) -> Array:
         """Return the norm of a bare array, and that of 2^-64 times it, which is finite where the array is."""
         raise NotImplementedError
 
-    def in_range(self, norms: Any) -> tuple[Any, Any]:
+    def in_range(self, norms: Array) -> tuple[Array, Array]:
         """Return the norm of s x, and s, given `norms_of` x."""
         raise NotImplementedError
 

@@ -7,7 +7,6 @@ The carry form is ours.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from halfstep.arrays import Array, Arrays, dtype_name
 from halfstep.did_you_mean import listed
@@ -19,7 +18,7 @@ _DRAWN = 16
 
 
 def check_round_to(
-    dtype: str, x: Any, words: Any, sources: Iterable[str], word_dtypes: Iterable[str]
+    dtype: str, x: Array, words: Array, sources: Iterable[str], word_dtypes: Iterable[str]
 ) -> None:
     """Refuse arguments of `round_to`, whose arrays are of these dtypes."""
     if dtype not in ROUNDING_TARGETS:

@@ -128,6 +128,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         return {name: own_copy(to_jax(p, self._devices[name])[0]) for name, p in self._params.items()}
 
     @torch.no_grad()
+    # It returns what `closure` returns.
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update all parameters.
 

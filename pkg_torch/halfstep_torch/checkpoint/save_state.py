@@ -234,12 +234,12 @@ def _state_dict(
     return state_dict
 
 
-def _file_array(caller: str, name: str, x: Tensor, writes: bool, codes: bool = False) -> Any:
+def _file_array(caller: str, name: str, x: Tensor, writes: bool, codes: bool = False) -> Any:  # or None
     """Return a tensor as a file holds it, 8-bit codes as bytes; None in a process that writes no file."""
     if is_sharded(x):
         x = gather_whole([x])[0]
     if not writes:
-        return None  # no FileArray, and nobody reads it
+        return None
     flat = x.detach().cpu().contiguous().reshape(-1)
     return file_array(caller, name, _dtype_of(x.dtype, codes), x.shape, flat.view(torch.uint8).numpy())
 

@@ -242,6 +242,7 @@ class RoundedWeights(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     @torch.no_grad()
+    # It returns what `closure` returns.
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every parameter that has a gradient.
 

@@ -2,19 +2,18 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from halfstep.hyperparameters import Scalar, check_nonnegative
 from halfstep.rule import Rule, number, option
 
 
 def preheated(
-    top: Any,
+    top: Scalar,
     preheat_steps: float,
     decay_power: float,
-    nonnegative: Callable[..., Any],
-    minimum: Callable[..., Any],
-) -> Callable[[Any], Any]:
+    nonnegative: Callable[..., Scalar],
+    minimum: Callable[..., Scalar],
+) -> Callable[[Scalar], Scalar]:
     """Return the schedule of `preheat`: top min(x, x^decay_power), with x = (count + 1) / preheat_steps.
 
     Args:
@@ -32,7 +31,7 @@ def preheated(
     if not steps:
         raise ValueError("preheat: preheat_steps=0 is no rise. Use 1 to start at the top.")
 
-    def schedule(count: Any) -> Any:
+    def schedule(count: Scalar) -> Scalar:
         x = (count + 1) / steps
         return top * minimum(x, x**-fall)
 

@@ -7,7 +7,6 @@ even weight 2^16 + 1 numbers to tell apart by 16 bits.
 
 import dataclasses
 import math
-from typing import Any
 
 from halfstep.arrays import Array, Arrays
 from halfstep.float_formats import FLOAT_FORMATS
@@ -24,7 +23,7 @@ class SplitWeight:
     extra_bits: int
 
     @staticmethod
-    def check(extra_bits: Any) -> None:
+    def check(extra_bits: object) -> None:
         """Refuse another number of further bits than 8 and 16."""
         if isinstance(extra_bits, bool) or extra_bits not in (8, 16):
             raise ValueError(
