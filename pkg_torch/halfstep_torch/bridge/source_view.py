@@ -73,7 +73,7 @@ class SourceView(nn.Module):
 
         def zero_grad(set_to_none: bool = True) -> None:
             clear(set_to_none)
-            for source in self._all_sources():
+            for source in {id(x): x for sources in self._sources.values() for x in sources}.values():
                 if source.grad is not None and not set_to_none:
                     source.grad.zero_()
                 source.grad = None if set_to_none else source.grad
@@ -126,9 +126,6 @@ class SourceView(nn.Module):
         rows = whole if place.rows is None else whole[:, place.rows[0] : place.rows[1]]
         split, axes = (len(sources), *place.split), (0, *(1 + axis for axis in place.axes))
         return rows.view(split).permute(axes)
-
-    def _all_sources(self) -> list[Tensor]:
-        return list({id(source): source for sources in self._sources.values() for source in sources}.values())
 
     def _address(self, leaf: str) -> tuple:
         return tuple((source.data_ptr(), source.dtype) for source in self._sources[leaf])

@@ -149,7 +149,7 @@ def check_choices(optimizer: Owner) -> None:
             chosen = [
                 groups[i].info(name, param)
                 for i, name, param in optimizer._named()
-                if groups[i].applies_to(name, param)[j]
+                if groups[i].touches(name, param)[j]
             ]
             link.check_choice(optimizer._name, groups[0].values[j], chosen)
 

@@ -160,7 +160,7 @@ class ReadGroup:
         reads_names = any(link.reads_names for link in self.choices.chain.links)
         return ParamInfo(param.dtype, param.shape, name if reads_names else "")
 
-    def applies_to(self, name: str, param: Tensor) -> tuple[bool, ...]:
+    def touches(self, name: str, param: Tensor) -> tuple[bool, ...]:
         """Return for each link whether it acts on a parameter of the group."""
         known = self.choices.applies
         if name not in known:
@@ -171,7 +171,7 @@ class ReadGroup:
         """Return the plan of a parameter of the group; parameters of one kind share it."""
         if self.choices.plans[0] != self.plan_key:
             self.choices.plans = self.plan_key, {}
-        plans, kind = self.choices.plans[1], (self.info(name, param), self.applies_to(name, param))
+        plans, kind = self.choices.plans[1], (self.info(name, param), self.touches(name, param))
         if kind not in plans:
             plans[kind] = self._plan(*kind)
         return plans[kind]

@@ -19,7 +19,7 @@ class PackedRows(Rows):
     """Rows of many spans, packed into shared memory and copied back."""
 
     def __init__(self, stage: Stage, spans: Sequence[Span], slots: Sequence[Slot], memory: "Memory") -> None:
-        super().__init__(stage, spans, memory.device, least=2)
+        super().__init__(stage, spans, memory.device, min_rows=2)
         counts = [span.rows(stage.width) for span in spans]
         self._ends = list(itertools.accumulate(counts))
         self._elements = [span.of(slots[span.slot].param.detach(), span.length) for span in spans]

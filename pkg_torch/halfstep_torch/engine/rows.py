@@ -119,12 +119,12 @@ class Rows:
     u: Tensor | None = None
     state: list[Tensor]
 
-    def __init__(self, stage: Stage, spans: Sequence[Span], device: torch.device, least: int = 0) -> None:
+    def __init__(self, stage: Stage, spans: Sequence[Span], device: torch.device, min_rows: int = 0) -> None:
         counts = torch.tensor([span.rows(stage.width) for span in spans], device="cpu")
         slots = torch.tensor([span.slot for span in spans], device="cpu").repeat_interleave(counts)
         firsts = torch.cat([span.firsts(stage.width) for span in spans])
         # Packed, a single row would be a graph of its own.
-        spare = max(least - len(slots), 0)
+        spare = max(min_rows - len(slots), 0)
         firsts = torch.nn.functional.pad(firsts, (0, spare))
         self.stage, self.spans, self._count = stage, spans, len(firsts)
         self.column = column(stage.width, device)

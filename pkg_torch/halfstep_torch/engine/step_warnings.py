@@ -127,18 +127,13 @@ def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
 def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
     """Warn, at some steps, of gradients whose squares are outside the range of a moment without a scale."""
     for batch in batches:
-        if any(step == 1 or step % 100 == 0 for step in batch.numbers):
-            _warn_of_range(caller, batch, batch.group.scale or 1.0)
-
-
-def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
-    dtypes = (moment.format.dtype for moment in batch.plan.moments)
-    dtype = next((dtype for dtype in dtypes if dtype in RANGES), "")
-    if not dtype:
-        return
-    grads = [slot.grad for slot in batch.slots if slot.grad.numel()]
-    norms = [torch.linalg.vector_norm(grad, math.inf) for grad in grads]
-    for largest in torch.stack(norms).tolist() if norms else ():
-        if problem := outside_range(dtype, largest / scale):
-            say_once(f"{caller}: {problem}")
-            return
+        dtypes = (moment.format.dtype for moment in batch.plan.moments)
+        dtype = next((dtype for dtype in dtypes if dtype in RANGES), "")
+        if not dtype or not any(step == 1 or step % 100 == 0 for step in batch.numbers):
+            continue
+        grads = [slot.grad for slot in batch.slots if slot.grad.numel()]
+        norms = [torch.linalg.vector_norm(grad, math.inf) for grad in grads]
+        for largest in torch.stack(norms).tolist() if norms else ():
+            if problem := outside_range(dtype, largest / (batch.group.scale or 1.0)):
+                say_once(f"{caller}: {problem}")
+                break

@@ -71,7 +71,9 @@ def load(
     ]
     was_half, optimizer._half_loaded = optimizer._half_loaded, "the last load"
     try:
-        replace_groups(optimizer.param_groups, groups, functools.partial(_check_values, optimizer))
+        replace_groups(
+            optimizer.param_groups, groups, lambda: [optimizer._group(i).values for i in range(len(groups))]
+        )
     except BaseException:  # the groups are as they were
         optimizer._half_loaded = was_half
         raise
@@ -101,12 +103,6 @@ def _saved_plan(optimizer: StateOwner, i: int, saved: Group, name: str, param: T
             f"load_state_dict: param group {i} of the state dict has {dtypes}, which this optimizer's "
             f"options refuse. {OTHER_FORMATS}"
         ) from error
-
-
-def _check_values(optimizer: StateOwner) -> None:
-    """Check the values of all groups."""
-    for i in range(len(optimizer.param_groups)):
-        _ = optimizer._group(i).values
 
 
 def _hooks(optimizer: StateOwner, name: str) -> list[Callable]:

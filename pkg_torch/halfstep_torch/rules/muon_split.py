@@ -40,7 +40,7 @@ def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: l
     """Return groups that all have `use_muon`: a group without it is split."""
     listed = list(with_names_found(caller, params) if names is None else params)
     given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
-    given = [{**group, "params": _as_list(group["params"])} for group in given]
+    given = [{**g, "params": [x] if isinstance(x := g["params"], Tensor) else list(x)} for g in given]
     for group in given:
         if not isinstance(group.get("use_muon", True), bool):
             raise TypeError(
@@ -79,10 +79,6 @@ def _split_by_axes(
             chosen |= kind._asdict()
         made.append({**group, **chosen})
     return made
-
-
-def _as_list(params: Tensor | Iterable) -> list:
-    return [params] if isinstance(params, Tensor) else list(params)
 
 
 def _named(caller: str, name_of: Mapping, x: Tensor | tuple[str, Tensor]) -> tuple[str, Tensor]:

@@ -49,17 +49,13 @@ def meshes_of(params: Iterable[Tensor]) -> list[Mesh]:
 
 def talking_meshes(batches: Sequence[Batch]) -> list[Mesh]:
     """Return the meshes whose processes exchange anything in the steps of these batches."""
-    measured = {id(slot) for batch in batches if _measures(batch) for slot in batch.slots}
+    measured = {id(slot) for batch in batches if batch.measuring for slot in batch.slots}
     talking = (
         slot.owner
         for slot in slots_in(batches)
         if slot.exchanges or is_elsewhere(slot.owner) or id(slot) in measured
     )
     return meshes_of(talking)
-
-
-def _measures(batch: Batch) -> bool:
-    return any(batch.group.links[j].measures for j in batch.plan.rule_indices)
 
 
 def _gather(slots: Sequence[PartSlot], placed: Mapping[Tensor, Tensor]) -> None:
