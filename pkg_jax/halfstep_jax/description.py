@@ -19,7 +19,7 @@ from halfstep_jax.weights.weight_rule import WeightRule
 
 
 def describe(tx: optax.GradientTransformation, params: Tree, **extra_args: object) -> Description:
-    """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
+    """Report the format and the rounding of every weight and its state, and the reason for each.
 
     It shows where a format that you asked for is not used, because an array is too small for scales. It also
     shows a weight that no link stores, and one whose updates another link changes after they were rounded.

@@ -41,7 +41,7 @@ _TERMS = Wording(
 def diagnose(
     tx: optax.GradientTransformation, params: Tree, grads: Tree, state: Tree = None, **extra_args: object
 ) -> Diagnosis:
-    """Say what rounding would lose in the next step of any Optax transform, of this package or not.
+    """Report what rounding would lose in the next step of any Optax transform, ours or not.
 
     Best after some steps of training, with their state. The transform takes three trial steps. The first has
     these gradients; two have gradients of zero and begin with a fresh state and a state of ones. The last two

@@ -12,7 +12,7 @@ from halfstep_jax.state_shardings import state_shardings
 
 
 def memory_report(tx: optax.GradientTransformation, params: Tree, shardings: Tree = None) -> MemoryReport:
-    """Say what weights, gradients and state take, in all and on one device, beside AdamW in float32.
+    """Report the bytes of weights, gradients and state, in total and on one device, beside float32 AdamW.
 
     Gradients are counted in the dtypes of the weights. Activations are not counted, nor is what a step needs
     for itself.

@@ -1,4 +1,4 @@
-"""What every leaf of an optimizer's state is: of which link, which array, of which weight.
+"""The meaning of every leaf of an optimizer's state: its link, array and weight.
 
 Found by making the state once, on shapes alone, and listening to its links (`link_reports.py`). The rest, the
 state of other transforms, goes by its path in the tree.
@@ -39,7 +39,7 @@ class Slot(NamedTuple):
 
 @dataclasses.dataclass
 class Entry:
-    """What a file says of one link, but for its count and seed.
+    """A file's entry of one link, without count and seed.
 
     Attributes:
         name: of the link.
@@ -73,7 +73,7 @@ class Slots(NamedTuple):
 
 
 def slots_of(tx, params) -> Slots:
-    """Return what the leaves of a transform's state are, for such weights."""
+    """Return the slots of a transform's state for given weights."""
     links, state, made = state_map(tx, params)
     finder = _Finder(links)
     shapes, treedef = jax.tree.flatten(made)
@@ -97,7 +97,7 @@ class _Finder:
             self._enter(link)
 
     def walk(self, tree, path: str) -> list[Slot]:
-        """Return the slots of a state, or of what is at such a path in one."""
+        """Return the slots of a state, or of the part at a path."""
         is_link = self._links.__contains__
         slots = []
         for name, x in named_leaves(tree, lambda x: is_link(id(x))):
@@ -106,7 +106,7 @@ class _Finder:
         return slots
 
     def _enter(self, link: Link) -> None:
-        """Add the entries of a link: its own, or those of what it wraps, each followed by one of its own."""
+        """Add the entries of a link; `store_state` adds one after each entry that it wraps."""
         if not isinstance(link.inside, Inside):
             self._own[id(link.state)] = len(self.entries)
             self.entries.append(_entry(link))
@@ -139,7 +139,7 @@ class _Finder:
         return slots
 
     def _array(self, entries: tuple[int, ...], field: str, leaf: str, x) -> Slot:
-        """Return the slot of an array that a link keeps; placeholders are nothing."""
+        """Return the slot of a link's array; placeholders have none."""
         moment = field.removesuffix("_scale")
         formats = self.entries[entries[0]].arrays.get(leaf, {})
         name = f"{field}/{leaf}"
@@ -151,7 +151,7 @@ class _Finder:
         return Slot("nothing")
 
     def _named(self, name: str, entries: tuple[int, ...], label: Header | None) -> Slot:
-        """Return the slot of an array; a second one of that name gets a number."""
+        """Return the slot of an array; a repeated name gets a number."""
         self._names[name] += 1
         field, _, leaf = name.partition("/")
         count = self._names[name]
@@ -184,7 +184,7 @@ class _Finder:
 
 
 def _entry(link: Link) -> Entry:
-    """Return what a file says of a link that is no `store_state`."""
+    """Return the file's entry of a link other than `store_state`."""
     rule, weights = link.rule, dict(named_leaves(link.params))
     # float32 weights pass through.
     passes = {leaf for leaf, p in weights.items() if isinstance(rule, WeightRule) and is_wide(p)}
@@ -208,5 +208,5 @@ def _joined(*parts: str) -> str:
 
 
 def _path_of(tree, part) -> str:
-    """Return the path of a part of a tree, the numbers of a chain alone."""
+    """Return the path to a part of a tree: only the indices of chains."""
     return next((name for name, x in named_leaves(tree, lambda x: x is part) if x is part), "")

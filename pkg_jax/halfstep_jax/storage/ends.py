@@ -46,7 +46,7 @@ def moment_pairs(
 
 
 def _nonzero(codes: jax.Array, size: int) -> jax.Array:
-    """Return where a moment with a sign, of so many elements, is not zero, by its codes."""
+    """Return where a signed moment of `size` elements is not zero, by its codes."""
     if codes.size < size:
         return jnp.stack([codes & 15, codes >> 4], -1) != 0
     if codes.dtype.itemsize > 1:

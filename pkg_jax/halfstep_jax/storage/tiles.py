@@ -19,7 +19,7 @@ def cut_by_blocks(shape: tuple[int, ...], block: int) -> bool:
 
 
 def has_columns(shape: tuple[int, ...], tiles: int = 1) -> bool:
-    """Whether rows of this shape are as long as so many tiles are wide, or a multiple of that."""
+    """Whether the rows of this shape are a multiple of `tiles` tiles long."""
     return _in_plane(shape) and shape[-1] % (tiles * COLUMNS) == 0
 
 

@@ -134,7 +134,7 @@ class SplitParams(WeightRule):
 
     @classmethod
     def of_extra(cls, extra) -> "SplitParams":
-        """Return the rule of as many bits."""
+        """Return the rule for the number of bits."""
         return cls(8 * extra.dtype.itemsize)
 
     @property
@@ -181,11 +181,11 @@ class KeepMasterParams(WeightRule):
         return jnp.asarray(p).astype(jnp.float32)
 
     def join(self, p, extra):
-        """Return the copy; where it does not show p, which then was written from outside, p (contract P7)."""
+        """Return the copy, or p where the copy does not round to p: p was set from outside (contract P7)."""
         return jnp.where(_nearest_away(extra, p.dtype) == p, extra, p.astype(jnp.float32))
 
     def store(self, w, dtype, words):
-        """Return w to nearest, ties away from zero, and w (contract P5)."""
+        """Return w rounded to nearest, ties away from zero, and w (contract P5)."""
         return _nearest_away(w, dtype), w
 
 

@@ -98,7 +98,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
 
 @torch.no_grad()
 def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
-    """Go on with the weights and the state of a file that either package's `save_state` wrote.
+    """Continue from the weights and the state in a file that `save_state` of either package wrote.
 
     Steps and seeds are the file's. Numbers such as betas are the optimizer's, and must be the file's too, but
     for learning rates and weight decay. All is checked before anything is set. If setting it fails (no memory

@@ -47,7 +47,7 @@ def round_weights(
     piece_size: int | None = 1 << 24,
     compile: bool | str = "auto",
 ) -> torch.optim.Optimizer:
-    """Let an optimizer of another library step 16-bit weights, and round these stochastically.
+    """Make another library's optimizer step 16-bit weights, with stochastic rounding.
 
         w <- stochastic(step of the optimizer on float32(w), float32(gradient))
 

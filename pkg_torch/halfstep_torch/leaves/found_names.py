@@ -219,7 +219,7 @@ def _roots(params: list[Tensor]) -> list[torch.nn.Module]:
 
 
 def _owns(root: torch.nn.Module, wanted: set[int]) -> bool:
-    """Tell whether a module, or one in it, has a parameter of such an id."""
+    """Return whether a module or a submodule has a parameter with an id."""
     own = (vars(module).get("_parameters") for module in root.modules())
     return any(not wanted.isdisjoint(map(id, params.values())) for params in own if params)
 

@@ -45,7 +45,7 @@ _TERMS = Wording(
 
 
 def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimizer) -> Diagnosis:
-    """Say what rounding takes from an optimizer's next step, of this package or another, and what helps.
+    """Report what rounding would lose in the next step of any `torch.optim.Optimizer`, ours or not.
 
     Call it after backward (under a GradScaler after `unscale_`), before the step, best after some steps of
     training. Where parameters are DTensors, all processes call it together, and all get the counts of the

@@ -18,7 +18,7 @@ STEP = "step"
 
 
 def memory_report(model: torch.nn.Module, optimizer: Optimizer | None = None) -> MemoryReport:
-    """Say what weights, gradients and state take, or will take in training, beside AdamW in float32.
+    """Report the bytes that weights, gradients and state take, or will take, beside float32 AdamW.
 
     Computed from shapes and formats, so the model may be on the meta device. Activations and the temporary
     memory of a step are not part of it. State is that after the first step; frozen parameters have none. A
