@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import halfstep_jax as hs
 import halfstep_spec as spec
 from halfstep_jax.numbers.moments import bias_correction, ema
 from halfstep_jax.storage.formats import Format
-from on_jax.steps import run
 
 RATES = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.999999)
 COUNTS = (1, 2, 3, 7, 10, 100, 999, 1000, 12345, 2**20 - 1, 2_000_000, 2**31 - 1)
@@ -51,11 +49,3 @@ def test_a_format_freezes_below_half_its_relative_gap(dtype, exponent):
     assert not fmt.freezes(edge)
     assert fmt.freezes(np.nextafter(edge, np.float32(1)))
     assert not Format("float32").freezes(0.9999999)
-
-
-def test_steps_start_at_count_one():
-    _, state = run(hs.scale_by_adam(), {"w": jnp.ones(3)}, {"w": jnp.ones((1, 3))})
-    assert int(state.count) == 1
-    updates, _ = hs.scale_by_adam(eps=0.0).update(jnp.full(3, 0.3), hs.scale_by_adam().init(jnp.ones(3)))
-    # The first Adam step is the sign of the gradient, to within the rounding of its ten operations.
-    np.testing.assert_allclose(np.asarray(updates), 1.0, atol=10 * 2.0**-24)

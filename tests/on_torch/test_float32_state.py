@@ -117,16 +117,6 @@ def test_sgd_moves_both_ways():
     assert back.param_groups[0]["momentum"] == 0.9
 
 
-def test_names_match_in_any_order_and_numbers_of_groups_are_taken():
-    params = parameters()
-    theirs = torch.optim.AdamW(params.items(), **TORCH)
-    train(params, theirs, 0, 2)
-    optimizer = hs.AdamW(reversed(params.items()), compile=False)
-    hs.load_float32_state_dict(optimizer, theirs.state_dict())
-    for p in params.values():
-        assert torch.equal(optimizer.state[p]["exp_avg"], theirs.state[p]["exp_avg"])
-
-
 def test_what_does_not_fit_is_refused_and_changes_nothing():
     params, theirs = torchs_run(2)
     optimizer = hs.AdamW(params.items(), compile=False)
