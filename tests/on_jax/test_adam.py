@@ -85,18 +85,9 @@ def test_gradients_of_16_bits_count_as_their_float32_values():
 
 
 @pytest.mark.slow
-def test_auto_rounds_mu_to_nearest_only_where_that_ends_within_a_thousandth():
-    """Half a gap over 1 - b: under 1e-3 in float16 at 0.5 alone, and in bfloat16 at no rate."""
+def test_auto_rounds_stochastically_by_a_rate_that_is_an_array():
+    """It is not known when the link is built, in or out of jit."""
     p, rows = {"w": weights(500)}, {"w": gradients(3, 500)}
-    for dtype, b1, resolved in (
-        ("float16", 0.5, "nearest"),
-        ("float16", 0.9, "stochastic"),
-        ("bfloat16", 0.5, "stochastic"),
-    ):
-        auto = run(hs.adamw(1e-3, b1=b1, mu_dtype=dtype), p, rows)
-        named = run(hs.adamw(1e-3, b1=b1, mu_dtype=dtype, mu_rounding=resolved), p, rows)
-        assert_trees_same(auto, named, f"b1={b1}: ")
-    # An array is not known when the link is built, in or out of jit, so it rounds stochastically.
     array = run(hs.adamw(1e-3, b1=jnp.float32(0.9)), p, rows)
     named = run(hs.adamw(1e-3, b1=0.9, mu_rounding="stochastic"), p, rows)
     assert_trees_same(array, named)
