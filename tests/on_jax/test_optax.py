@@ -74,17 +74,6 @@ def test_every_link_emits_float32_updates_of_the_same_tree(make, dtype):
     assert jax.tree.structure(state) == jax.tree.structure(tx.init(params))
 
 
-def test_the_state_is_int32_counts_raw_seed_words_and_moments():
-    state = hs.adamw(optax.constant_schedule(1e-3), seed=2**32 + 7).init({"w": weights(3)})
-    adam, _, rate, rounding = state
-    assert adam._fields == ("count", "seed", "mu", "nu", "mu_scale", "nu_scale")
-    assert rounding._fields == ("count", "seed", "narrowest")
-    for count in (adam.count, rate.count, rounding.count):
-        assert (count.dtype, count.shape, int(count)) == (jnp.int32, (), 0)
-    for seed in (adam.seed, rounding.seed):
-        assert (seed.dtype, seed.tolist()) == (jnp.uint32, [1, 7])
-
-
 @pytest.mark.slow
 def test_seeds_go_by_integer_words_and_arrays():
     g, params = {"w": gradients(1, 50)[0]}, {"w": weights(50)}

@@ -92,21 +92,6 @@ def test_words_are_those_of_the_index_past_the_first_piece(accumulate, layout):
     assert torch.equal(w.grad, hs.round_to(rows[0].float() + rows[1].float(), "bfloat16", words))
 
 
-def test_other_parameters_and_layouts_get_the_same_words(accumulate):
-    """The words are those of the row-major index, whatever the strides, and of the name."""
-    g = gradients(8, 3 * 4 * 5 * 2).reshape(8, 3, 4, 5, 2)
-    sums = []
-    for layout in (torch.contiguous_format, torch.channels_last):
-        w = torch.nn.Parameter(torch.zeros(3, 4, 5, 2, dtype=torch.bfloat16).to(memory_format=layout))
-        handle = accumulate({"w": w}.items())
-        sums.append(add_up(w, g.contiguous()))
-        handle.remove()
-    assert torch.equal(*sums)
-    other = torch.nn.Parameter(torch.zeros(3, 4, 5, 2, dtype=torch.bfloat16))
-    accumulate({"v": other}.items())
-    assert not torch.equal(add_up(other, g), sums[0])
-
-
 @pytest.mark.slow
 def test_compiled_sums_have_the_bits_of_eager_ones(accumulate):
     sums = []

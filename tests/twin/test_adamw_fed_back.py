@@ -18,7 +18,7 @@ from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.schedules import peak_of
 from halfstep_jax.rule import RoundedWeight as JaxWeight
 from halfstep_jax.xla.exact import opaque_zero
-from halfstep_spec.rules.adamw_fed_back import FedBack, FedBackRule
+from halfstep_spec.rules.adamw_fed_back import FedBackRule
 from halfstep_torch.links.bound_rule import RoundedWeight as TorchWeight
 from halfstep_torch.numbers.op import TorchOp
 from on_torch.steps import step_by_ones
@@ -348,16 +348,3 @@ def test_rules_of_users_round_no_weights():
 
     with pytest.raises(ValueError, match="lands: rounds_weights=True is for rules of halfstep"):
         halfstep_jax.as_transform(Lands())
-
-
-def test_the_reference_takes_the_same_steps():
-    p, gradients = draws(3)
-    step = FedBack(halfstep_spec.RULES["adamw_fed_back"](seed=7, mu_rounding="stochastic"), DECAY)
-    bits = halfstep_spec.round_to(p, "bfloat16")
-    state = step.init(bits)
-    for g in gradients:
-        bits, state = step.step(bits, g, state, "w", np.float32(1e-3))
-    formats = {"mu_dtype": "float32", "nu_dtype": "float32"}
-    np.testing.assert_array_equal(
-        halfstep_spec.decode(bits, "bfloat16"), run_torch(p, gradients, **formats)[0]
-    )
