@@ -4,7 +4,6 @@ import functools
 import pathlib
 from collections.abc import Callable
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -13,7 +12,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 
 import halfstep_torch as hs
@@ -46,10 +44,10 @@ def run_thread(rank: int, name: str, folder: str) -> None:
 class Model(torch.nn.Module):
     """Parameters over a mesh, or none, with the gradients of a step."""
 
-    def __init__(self, placements=None, scale: float = 1.0):
+    def __init__(self, placements=None):
         super().__init__()
         self.mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if placements else None
-        self.placements, self.scale = placements, scale
+        self.placements = placements
         for name, x in self.tensors(0).items():
             self.register_parameter(name, torch.nn.Parameter(self.placed(x)))
 
@@ -63,7 +61,7 @@ class Model(torch.nn.Module):
     def train_to(self, optimizer, first: int, last: int) -> "Model":
         for step in range(first, last + 1):
             for name, grad in self.tensors(100 + step).items():
-                self.get_parameter(name).grad = self.placed(grad * self.scale)
+                self.get_parameter(name).grad = self.placed(grad)
             optimizer.step(zero_grad=True)
         return self
 
@@ -88,18 +86,18 @@ def parts(model: Model, optimizer: hs.AdamW, flat: bool = True) -> dict:
     }
 
 
-def saved(folder: str, name: str, steps: int = 2, placements=ROWS, scale: float = 1.0, **options):
+def saved(folder: str, name: str, steps: int = 2, placements=ROWS, **options):
     """Save a run after some steps; return the file, the model and its optimizer."""
-    model = Model(placements, scale)
+    model = Model(placements)
     optimizer = adamw(model, **options)
     model.train_to(optimizer, 1, steps)
     dcp.save(parts(model, optimizer), checkpoint_id=f"{folder}/{name}")
     return f"{folder}/{name}", model, optimizer
 
 
-def loaded(path: str, placements=ROWS, scale: float = 1.0, **options):
+def loaded(path: str, placements=ROWS, **options):
     """Load it into a model and an optimizer that have just been made."""
-    model = Model(placements, scale)
+    model = Model(placements)
     optimizer = adamw(model, **options)
     state = parts(model, optimizer)
     dcp.load(state, checkpoint_id=path)
@@ -158,17 +156,6 @@ def test_torchao_3314_torchtitan_4615_opentau_185_state_comes_back_in_its_dtypes
 
 
 @thread
-def test_torchao_1189_bitsandbytes_1403_state_is_saved_under_fully_shard(folder: str) -> None:
-    model = torch.nn.Linear(256, 64, dtype=torch.bfloat16)
-    fully_shard(model)
-    optimizer = hs.AdamW(model.named_parameters(), compile=False, **EIGHT_BIT)
-    model(torch.ones(2, 256, dtype=torch.bfloat16)).sum().backward()
-    optimizer.step()
-    for flat in (False, True):
-        dcp.save(parts(model, optimizer, flat), checkpoint_id=f"{folder}/fsdp-{flat}")
-
-
-@thread
 def test_torchao_4912_bitsandbytes_2080_formats_are_those_of_the_whole(folder: str) -> None:
     """There a shard was small enough for 8 bits on one mesh, and not on another."""
     alone = [row.format for row in hs.describe(adamw(Model(), **EIGHT_BIT)).arrays]
@@ -186,35 +173,6 @@ def test_opentau_184_master_weights_are_the_ones_that_were_saved(folder: str) ->
     assert any(
         (x.to_local() != x.to_local().bfloat16()).any() for x in again.values() if x.to_local().numel()
     )
-
-
-@thread
-def test_speculators_899_a_file_whose_tensors_were_cast_is_refused(folder: str) -> None:
-    """Step 301 is 300 in bfloat16: the count stands in the header, too."""
-    model = Model(ROWS)
-    optimizer = adamw(model)
-    model.train_to(optimizer, 1, 1)
-    for entry in optimizer.state.values():
-        entry["step"].fill_(301)
-    state = parts(model, optimizer)
-    cast = {
-        key: x.to(torch.bfloat16) if isinstance(x, torch.Tensor) else x
-        for key, x in state["optimizer"].items()
-    }
-    dcp.save({"model": state["model"], "optimizer": cast}, checkpoint_id=f"{folder}/cast")
-    with pytest.raises(ValueError, match=r"has the steps \[301\] in its header, and in its state \[300\]"):
-        loaded(f"{folder}/cast")
-
-
-@thread
-def test_ultralytics_24085_small_second_moments_stay_above_zero(folder: str) -> None:
-    """There they were saved in float16, became 0, and the next step was infinite. Gradients are 1e-6 here."""
-    path, _, _ = saved(folder, "small", scale=1e-6, **EIGHT_BIT)
-    model, optimizer = loaded(path, scale=1e-6, **EIGHT_BIT)
-    codes = optimizer.state[model.get_parameter("wide")]["exp_avg_sq"].to_local()
-    assert (codes > 0).all()
-    model.train_to(optimizer, 3, 3)
-    assert all(torch.isfinite(p).all() for p in model.whole())
 
 
 @thread

@@ -98,19 +98,10 @@ def test_the_state_is_torchs_flat_dict_in_its_own_dtypes():
     params = parameters()
     optimizer = hs.AdamW(params, mu_dtype="float32", nu_dtype="bfloat16")
     run(params, optimizer, range(2))
-    saved = through_a_file(optimizer.state_dict())
-    for entry in saved["state"].values():
+    for entry in through_a_file(optimizer.state_dict())["state"].values():
         dtypes = {key: value.dtype for key, value in entry.items()}
         assert dtypes == {"step": torch.int64, "exp_avg": torch.float32, "exp_avg_sq": torch.bfloat16}
         assert entry["step"].shape == ()
-    other = hs.AdamW(parameters(), mu_dtype="float32", nu_dtype="bfloat16")
-    other.load_state_dict(saved)
-    again = other.state_dict()
-    assert again["param_groups"] == saved["param_groups"]
-    for ours, theirs in zip(again["state"].values(), saved["state"].values(), strict=True):
-        assert all(
-            torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in theirs
-        )
 
 
 def test_the_loaded_state_is_a_copy():

@@ -12,8 +12,8 @@ from torch import nn
 
 import halfstep_jax
 import halfstep_torch
-from halfstep_jax.leaves import named_leaves
 from halfstep_torch.bridge import SourceView, name_map
+from twin.test_name_map import leaves, with_weights
 
 _FEATURES, _HEADS, _WORDS = 8, 2, 11
 
@@ -118,10 +118,6 @@ _ATTENTION = {
 }
 
 
-def leaves(params):
-    return dict(named_leaves(params))
-
-
 @pytest.mark.parametrize("library", _PARAMS)
 def test_names_of_leaves_are_the_attributes_and_indices_that_lead_to_them(library):
     kernel, scale, embedding = {
@@ -140,21 +136,11 @@ def test_a_module_of_nnx_and_its_state_have_the_same_names():
     assert leaves(model).keys() == leaves(state).keys() == leaves(nnx.to_pure_dict(state)).keys()
 
 
-def with_weights(params):
-    """Return a torch model that has the weights of one in JAX, and the view that put them there."""
-    model = TorchModel()
-    view = SourceView(model, name_map(params, model))
-    with torch.no_grad():
-        for name, x in leaves(params).items():
-            view.get_parameter(name).copy_(torch.from_numpy(np.array(x)))
-    return model, view
-
-
 @pytest.mark.parametrize("library", _PARAMS)
 def test_the_model_with_mapped_weights_is_the_same_function(library):
     words = np.random.default_rng(0).integers(0, _WORDS, 6)
     expected = {"equinox": equinox_output, "nnx": nnx_output}[library](words)
-    model, _ = with_weights(_PARAMS[library]())
+    model, _ = with_weights(_PARAMS[library](), TorchModel())
     # Sums of at most 24 products in another order, of numbers near 1.
     found = model(torch.from_numpy(words)[None])[0].detach()
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)

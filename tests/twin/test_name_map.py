@@ -11,6 +11,7 @@ from torch import nn
 
 import halfstep_jax
 import halfstep_torch
+from halfstep_jax.leaves import named_leaves
 from halfstep_torch.bridge import Place, SourceView, name_map
 
 _FEATURES, _HEADS, _LAYERS, _WORDS = 8, 2, 3, 11
@@ -64,13 +65,11 @@ def flax_run():
 
 
 def leaves(params):
-    paths = jax.tree_util.tree_leaves_with_path(params)
-    return {"/".join(key.key for key in path): x for path, x in paths}
+    return dict(named_leaves(params))
 
 
-def with_weights(params):
-    """Return a torch model that has the weights of a Flax one, and the view that put them there."""
-    model = TorchModel()
+def with_weights(params, model):
+    """Give a torch model the weights of one of JAX; return it, and the view that put them there."""
     view = SourceView(model, name_map(params, model))
     with torch.no_grad():
         for name, x in leaves(params).items():
@@ -80,7 +79,7 @@ def with_weights(params):
 
 def test_the_model_with_mapped_weights_is_the_same_function(flax_run):
     flax_model, params, words = flax_run
-    model, _ = with_weights(params)
+    model, _ = with_weights(params, TorchModel())
     expected = flax_model.apply({"params": params}, words)
     # Sums of at most 24 products in another order, of numbers near 1.
     np.testing.assert_allclose(model(torch.from_numpy(words)).detach(), expected, rtol=0, atol=2e-5)
