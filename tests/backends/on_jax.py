@@ -17,13 +17,13 @@ from backends.protocol import (
     Backend,
     adafactor_links,
     codes_of,
-    format_of,
     link_of,
     offset_of,
     ratio_numbers,
     rule_arguments,
     scalar,
     seed_of,
+    stored_links,
     stored_names,
     unrefused,
 )
@@ -305,7 +305,7 @@ class JaxBackend(Backend):
     def store_state_step(self, case: Case) -> dict[str, Array]:
         """Take steps from a new state; scales stand where the state's own tree has its arrays."""
         i, put = case.inputs, self._split_rows
-        tx = _stored_transform(case)
+        tx = optax.chain(*stored_links(case, hs))
         p = _tree(case, put(i["p"]))
         state, rows = tx.init(p), []
         names = stored_names(case)
@@ -376,24 +376,6 @@ def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
         return decayed(rate, **options, weight_decay=decay, param_storage=storage)
     inside = plain(rate, **options, param_storage="nearest")
     return _WRAPPERS[storage](optax.chain(hs.add_decayed_weights(decay), inside), seed_of(case))
-
-
-def _stored_transform(case: Case) -> optax.GradientTransformationExtraArgs:
-    """Return a chain whose update rule has its state stored."""
-    a, seed, select = case.arguments, seed_of(case), case.arguments["select"]
-    rounding = "nearest_unchecked" if a["state_rounding"] == "nearest" else a["state_rounding"]
-    return optax.chain(
-        hs.store_state(
-            link_of(case, hs),
-            format_of(a["state_format"], hs),
-            rounding=rounding,
-            select=select and (lambda name, array: name.split("/")[0] in select),
-            seed=seed,
-        ),
-        hs.add_decayed_weights(scalar(case, "weight_decay")),
-        hs.scale_by_learning_rate(scalar(case, "learning_rate")),
-        hs.round_stochastically(seed),
-    )
 
 
 def _tree(case: Case, leaf):

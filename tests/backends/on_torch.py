@@ -17,14 +17,13 @@ from backends.protocol import (
     Backend,
     adafactor_links,
     codes_of,
-    format_of,
     given_factor,
-    link_of,
     offset_of,
     ratio_numbers,
     rule_arguments,
     scalar,
     seed_of,
+    stored_links,
     stored_names,
     unrefused,
 )
@@ -401,19 +400,7 @@ def _links(case: Case, rule: dict) -> list[hs.Rule]:
 
 def _stored(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
     """Return a chain whose update rule has its state stored."""
-    a, seed, select = case.arguments, seed_of(case), case.arguments["select"]
-    rounding = "nearest_unchecked" if a["state_rounding"] == "nearest" else a["state_rounding"]
-    inside = hs.store_state(
-        link_of(case, hs),
-        format_of(a["state_format"], hs),
-        rounding=rounding,
-        select=select and (lambda name, array: name.split("/")[0] in select),
-        seed=seed,
-    )
-    decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
-    links = [inside, hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
-    named = [(_parameter_name(case), p)]
-    return hs.Optimizer(named, hs.chain(*links, hs.round_stochastically(seed)), **options)
+    return hs.Optimizer([(_parameter_name(case), p)], hs.chain(*stored_links(case, hs)), **options)
 
 
 def _state_keys(optimizer: hs.Optimizer) -> dict[str, str]:

@@ -88,6 +88,21 @@ def adafactor_links(case: Case, package: Any) -> list[Any]:
     ]
 
 
+def stored_links(case: Case, package: Any) -> list[Any]:
+    """Return the links of a step whose rule has its state stored."""
+    a, seed, select = case.arguments, seed_of(case), case.arguments["select"]
+    stored = package.store_state(
+        link_of(case, package),
+        format_of(a["state_format"], package),
+        rounding=unchecked(a["state_rounding"]),
+        select=select and (lambda name, array: name.split("/")[0] in select),
+        seed=seed,
+    )
+    decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
+    links = [package.add_decayed_weights(decay), package.scale_by_learning_rate(rate)]
+    return [stored, *links, package.round_stochastically(seed)]
+
+
 def given_factor(options: dict[str, Any], package: Any) -> Any:
     """Return the links of Muon in which what is given stands for its factor: all else is to the bit."""
     rules = importlib.import_module(f"{package.__name__}.rules.muon")
