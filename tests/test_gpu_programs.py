@@ -1,7 +1,8 @@
 """What `make compiled` reads from a GPU's program, on programs small enough to count by hand."""
 
-import importlib.util
 import pathlib
+import runpy
+import types
 
 import pytest
 
@@ -10,12 +11,7 @@ PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "gpu_programs.py"
 
 @pytest.fixture(scope="module")
 def programs():
-    spec = importlib.util.spec_from_file_location("gpu_programs", PATH)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return types.SimpleNamespace(**runpy.run_path(str(PATH)))
 
 
 def program(*lines: str) -> str:

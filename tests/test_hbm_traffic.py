@@ -1,7 +1,7 @@
 """The count behind `make compiled`, on programs small enough to count by hand."""
 
-import importlib.util
 import pathlib
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,7 @@ PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "hbm_traffic.py"
 
 @pytest.fixture(scope="module")
 def hbm_traffic():
-    spec = importlib.util.spec_from_file_location("hbm_traffic", PATH)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.hbm_traffic
+    return runpy.run_path(str(PATH))["hbm_traffic"]
 
 
 _FUSED = "%fused (p: f32[8]) -> f32[8] {\n  ROOT %x = f32[8]{0} add(%p, %p)\n}\n"

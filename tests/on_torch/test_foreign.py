@@ -76,8 +76,8 @@ def test_a_parameter_whose_index_passes_2_to_the_32_has_the_high_half_in_its_wor
 
 
 @pytest.mark.parametrize("piece_size", [300, None])
-def test_copies_follow_parameters_that_are_frozen_and_memory_that_is_swapped(piece_size):
-    """Copies stay from step to step on a CPU; the bits are those of our own SGD."""
+def test_copies_and_words_follow_what_is_frozen_memory_that_is_swapped_and_counts_set_by_hand(piece_size):
+    """Copies stay from step to step on a CPU, and keys are made ahead; the bits are those of our own SGD."""
     runs = []
     for make in (
         hs.SGD,
@@ -85,30 +85,16 @@ def test_copies_follow_parameters_that_are_frozen_and_memory_that_is_swapped(pie
     ):
         params = [torch.nn.Parameter(torch.linspace(1, 2, n).bfloat16()) for n in (300, 280, 7)]
         optimizer = make([(str(i), p) for i, p in enumerate(params)], lr=2.0**-9)
-        for step in range(6):
+        for step in range(8):
             for p in params:
                 p.grad = torch.full_like(p, 1 + step / 4)
+            if step == 6:
+                state = optimizer.state[params[2]]
+                state["round_step" if "round_step" in state else "step"].fill_(10)
             if step in (1, 2):
                 params[step].grad = None
             if step == 4:
                 params[0].data = params[0].data * 2
-            optimizer.step()
-        runs.append(params)
-    assert equal(*runs)
-
-
-def test_words_follow_a_count_that_is_set_by_hand():
-    """Keys are made for steps ahead, as long as each count grows by one."""
-    runs = []
-    for make in (hs.SGD, lambda params, lr: hs.round_weights(torch.optim.SGD(params, lr))):
-        params = [torch.nn.Parameter(torch.linspace(1, 2, n).bfloat16()) for n in (300, 7)]
-        optimizer = make([(str(i), p) for i, p in enumerate(params)], lr=2.0**-9)
-        for step in range(5):
-            for p in params:
-                p.grad = torch.ones_like(p)
-            if step == 3:
-                state = optimizer.state[params[1]]
-                state["round_step" if "round_step" in state else "step"].fill_(10)
             optimizer.step()
         runs.append(params)
     assert equal(*runs)
