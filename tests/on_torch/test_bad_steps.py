@@ -83,6 +83,25 @@ def test_a_step_that_cannot_be_done_for_all_is_done_for_none(change, kind, messa
     assert str(optimizer.state_dict()["param_groups"]) == str(groups)
 
 
+SPARSE = torch.ones(4, dtype=torch.bfloat16).to_sparse()
+
+
+@pytest.mark.parametrize(("moment", "what"), [(SPARSE, "sparse"), ([0.0] * 4, "a list")])
+def test_a_moment_that_is_no_dense_tensor_is_refused_before_any_weight_moves(moment, what):
+    p, q = parameter(), parameter()
+    optimizer = hs.AdamW([("a", p), ("b", q)], lr=0.1)
+    step_by_ones(optimizer)
+    before = p.detach().clone()
+    optimizer.state[q]["exp_avg"] = moment
+    with pytest.raises(TypeError) as error:
+        optimizer.step()
+    assert str(error.value) == (
+        f"AdamW: exp_avg of 'b' is {what}. State arrays are plain dense tensors: "
+        "load them by load_state_dict."
+    )
+    assert torch.equal(p, before)
+
+
 def test_a_schedule_that_turns_negative_stops_the_step():
     p = parameter()
     optimizer = hs.AdamW([("w", p)], lr=lambda count: 0.1 - count)
