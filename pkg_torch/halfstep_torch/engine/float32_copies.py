@@ -75,10 +75,11 @@ class Float32Copies:
         dtype, device = dtype_name(self._params[0].dtype), self._params[0].device
         threads = torch.get_num_threads() if device.type == "cpu" else 0
         kernel = functools.partial(_kernel, dtype, device, threads)
-        at_hand = functools.partial(_is_stored, dtype, threads)
         rows = *self._rows, *(torch.from_numpy(x).to(device) for x in row_words(keys, *self._places))
         count = len(rows[0])
-        if count > 1 and choice.prepare(caller, device, count * _WIDTH, kernel, at_hand):
+        if count > 1 and choice.prepare(
+            caller, device, count * _WIDTH, kernel, lambda: is_stored(_name(dtype, threads))
+        ):
             kernel()(*rows)
         else:
             piece = (_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE) // _WIDTH
@@ -112,10 +113,6 @@ def _round_rows(dtype: str, new: Tensor, rounded: Tensor, first: Tensor, k0: Ten
 def _name(dtype: str, threads: int) -> str | None:
     """Return the name of a stored kernel for the CPU."""
     return kernel_name(_round_rows, dtype, threads)
-
-
-def _is_stored(dtype: str, threads: int) -> bool:
-    return is_stored(_name(dtype, threads))
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from halfstep_torch.numbers.norms import piece_length
 from halfstep_torch.numbers.op import TorchOp
 from halfstep_torch.numbers.random_words import field_on_top, whole_words, words_from
 from halfstep_torch.storage.blocks import Blocks
-from halfstep_torch.storage.formats import Format, with_blocks
+from halfstep_torch.storage.formats import with_blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Words
 from halfstep_torch.weights.weight_rule import BoundWeights, applied, apply_updates
@@ -97,7 +97,9 @@ class Stage:
         """
         if not self.blocks or not self._nested or self.blocks[0].size > LONGEST_BLOCK:
             return self
-        return self if self.blocks[0].run is None else with_blocks(self, _without_short_ones)
+        if self.blocks[0].run is None:
+            return self
+        return with_blocks(self, lambda fmt: fmt.blocks and Blocks(fmt.blocks.size))
 
     @property
     def compiles(self) -> bool:
@@ -234,11 +236,6 @@ class Stage:
             return lambda shape: field_on_top(whole_words(k0, key, shape, device), role)
 
         return words_of_array
-
-
-def _without_short_ones(fmt: Format) -> Blocks:
-    assert fmt.blocks is not None
-    return Blocks(fmt.blocks.size)
 
 
 def _in_rows(p: Tensor, first: Tensor) -> Tensor:

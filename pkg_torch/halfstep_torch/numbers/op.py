@@ -34,6 +34,7 @@ class TorchOp:
     sqrt = staticmethod(exact.sqrt)
     sign = staticmethod(exact.sign)
     abs = staticmethod(torch.abs)
+    where = staticmethod(torch.where)
     matmul = staticmethod(torch.matmul)
     isfinite = staticmethod(torch.isfinite)
 
@@ -58,11 +59,6 @@ class TorchOp:
         if isinstance(low, float) and isinstance(high, float):
             return torch.clamp(x, low, high)
         return cls.minimum(cls.maximum(x, low), high)
-
-    @staticmethod
-    def where(mask: Tensor, x: BareOperand, y: BareOperand) -> Tensor:
-        """Return x where the mask holds, else y."""
-        return torch.where(mask, x, y)
 
     @staticmethod
     def power(x: Tensor, y: BareOperand) -> Tensor:
