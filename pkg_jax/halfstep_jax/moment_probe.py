@@ -2,7 +2,7 @@
 
 import collections
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,13 @@ import optax
 
 from halfstep.description import ArrayDescription
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
+from halfstep_jax.checkpoint.link_moments import moments_of
 from halfstep_jax.description import describe
 from halfstep_jax.leaves import HELD_BY_FLOAT32, named_leaves
+from halfstep_jax.link_reports import Inside, state_map
+from halfstep_jax.rules.store_state import StoreStateState
 from halfstep_jax.storage.ends import count_at_ends, moment_pairs
+from halfstep_jax.storage.formats import Encoded
 
 NARROW = (jnp.bfloat16, jnp.float16)
 """Dtypes of 16 bits."""
@@ -57,6 +61,36 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
             tallies[second].zero += int(((x == 0) & (other != 0)).sum())
         tallies[second].add_ends(count_at_ends(texts.get((leaf, second), ""), x, other))
     return {name: tally.diagnosis for name, tally in tallies.items()}
+
+
+def float32_moments(tx: optax.GradientTransformation, params, state) -> dict[str, list[jax.Array]]:
+    """Return the moments by name: ours decoded, others' floating-point arrays."""
+    links, fresh, _ = state_map(tx, params)
+    ours = {id(link.state): link for link in links if link.inside}
+    paths, treedef = jax.tree_util.tree_flatten_with_path(fresh, lambda x: id(x) in ours)
+    moments: dict[str, list[jax.Array]] = collections.defaultdict(list)
+    for (path, part), x in zip(paths, treedef.flatten_up_to(state), strict=True):
+        link = ours.get(id(part))
+        if link is None:
+            rows = [(_moment_name(path), x)]
+        elif isinstance(link.inside, Inside):
+            rows = _stored_state(link.inside, x)
+        else:
+            rows = [(field, values) for field, _, values in moments_of(link).decoded(x)]
+        for name, values in rows:
+            if name and values.ndim and jnp.issubdtype(values.dtype, jnp.floating):
+                moments[name].append(values)
+    return moments
+
+
+def _stored_state(inside: Inside, state: StoreStateState) -> Iterable[tuple[str, jax.Array]]:
+    """Yield (field, values) of the state that `store_state` keeps."""
+    codes = dict(named_leaves(state.inner_state))
+    scales = state.scale if isinstance(state.scale, Mapping) else {}
+    paths = jax.tree_util.tree_leaves_with_path(inside.state)
+    for (path, _), name, fmt in zip(paths, codes, inside.formats, strict=True):
+        stored = codes[name]
+        yield _moment_name(path), fmt.decode(Encoded(stored, scales.get(name))) if fmt else stored
 
 
 def _kept_otherwise(

@@ -64,6 +64,32 @@ def test_what_is_not_finite_comes_first(framework):
     assert found.advice[1].startswith("Gradients are so large that squares of them are above")
 
 
+# Without scales a NaN is one element's; with them it marks a block of 128.
+NAN_SHARES = {"sixteen_bit": 1 / 8192, "one_pass": 1 / 8192, "eight_bit": 1 / 64, "four_bit": 1 / 64}
+
+
+@BOTH
+@pytest.mark.parametrize("recipe", NAN_SHARES)
+def test_a_second_moment_that_is_nan_is_told(framework, recipe):
+    broken = GRADIENTS[0].copy()
+    broken[0, 0] = np.nan
+    found = diagnosed(framework, [broken, GRADIENTS[1]], recipe=recipe)
+    assert found.nonfinite[SECOND[framework]] == NAN_SHARES[recipe]
+    assert f"of the {SECOND[framework]}" in found.advice[0]
+
+
+@pytest.mark.parametrize("select", ["mu", "nu"])
+def test_state_of_another_transform_that_is_nan_is_told_stored_or_not(select):
+    tx = halfstep_jax.store_state(
+        optax.adam(1e-3), halfstep_jax.scaled("int8"), select=lambda name, _: select in name.split("/")
+    )
+    params = {"w": jnp.ones((64, 128), jnp.bfloat16)}
+    _, state = tx.update({"w": params["w"].at[0, 0].set(jnp.nan)}, tx.init(params), params)
+    found = halfstep_jax.diagnose(tx, params, params, state).nonfinite
+    shares = {"weights": 0.0, "gradients": 0.0, "mu": 1 / 8192, "nu": 1 / 8192}
+    assert found == shares | {select: 1 / 64}
+
+
 @BOTH
 def test_updates_that_compensation_loses_have_an_advice_of_their_own(framework):
     found = diagnosed(framework, lr=1e-9, param_storage="compensated")

@@ -122,12 +122,17 @@ def with_kinds(caller: str, state, tx, params) -> list[tuple[LinkMoments | str, 
     return list(zip(kinds, parts, strict=True))
 
 
+def moments_of(link: Link) -> LinkMoments:
+    """Return a link that has moments, with its weights as shapes."""
+    named = named_leaves(link.params)
+    shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for _, p in named]
+    names, treedef = [name for name, _ in named], jax.tree.structure(link.params)
+    return LinkMoments(link.rule, link.inside, Leaves(link.rule.name, names, shapes, treedef))
+
+
 def _kind(link: Link | None, path, x) -> LinkMoments | str:
     if link is not None:
-        named = named_leaves(link.params)
-        shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for _, p in named]
-        names, treedef = [name for name, _ in named], jax.tree.structure(link.params)
-        return LinkMoments(link.rule, link.inside, Leaves(link.rule.name, names, shapes, treedef))
+        return moments_of(link)
     if isinstance(x, ScheduleState):
         return "schedule"
     return "count" if path and path[-1] == jax.tree_util.GetAttrKey("count") else ""
