@@ -17,7 +17,7 @@ from halfstep_jax.description import weights_that_links_store
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import check_params, named_leaves
-from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments, float32_moments
+from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments, nonfinite_moments
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.watched_updates import WatchedUpdates, watching
 from halfstep_jax.weights.chain_check import as_stepped, chain_fault
@@ -97,7 +97,7 @@ def diagnose(
         norm=float(global_norm(jax.tree.leaves(grads), exact=False)),
         plain_norm=float(optax.tree.norm(grads)),
         nonfinite={"weights": _nonfinite(params), "gradients": _nonfinite(grads)}
-        | {name: _nonfinite(arrays) for name, arrays in float32_moments(tx, params, state).items()},
+        | nonfinite_moments(tx, params, state),
         largest=max((float(jnp.abs(g).max()) for g in jax.tree.leaves(grads) if g.size), default=0.0),
     )
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from halfstep.description import ArrayDescription
-from halfstep.diagnosis import MomentDiagnosis, MomentTally
+from halfstep.diagnosis import Count, MomentDiagnosis, MomentTally
 from halfstep_jax.checkpoint.link_moments import moments_of
 from halfstep_jax.description import describe
 from halfstep_jax.leaves import HELD_BY_FLOAT32, named_leaves
@@ -63,7 +63,19 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
     return {name: tally.diagnosis for name, tally in tallies.items()}
 
 
-def float32_moments(tx: optax.GradientTransformation, params, state) -> dict[str, list[jax.Array]]:
+def nonfinite_moments(tx: optax.GradientTransformation, params, state) -> dict[str, Count]:
+    """Return the number of infinite or NaN elements, and of all elements, of each kind of moment."""
+    sizes: dict[str, int] = {}
+
+    def count(state):
+        moments = _float32_moments(tx, params, state)
+        sizes.update({name: sum(x.size for x in arrays) for name, arrays in moments.items()})
+        return {name: sum((~jnp.isfinite(x)).sum() for x in arrays) for name, arrays in moments.items()}
+
+    return {name: (int(number), sizes[name]) for name, number in jax.jit(count)(state).items()}
+
+
+def _float32_moments(tx: optax.GradientTransformation, params, state) -> dict[str, list[jax.Array]]:
     """Return the moments by name: ours decoded, others' floating-point arrays."""
     links, fresh, _ = state_map(tx, params)
     ours = {id(link.state): link for link in links if link.inside}
