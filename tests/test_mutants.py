@@ -2,6 +2,9 @@
 
 import ast
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -80,6 +83,24 @@ def test_a_test_that_fails_without_the_mutant_is_no_witness(monkeypatch, tmp_pat
     monkeypatch.setattr(mutants, "_run", lambda *_: (tmp_path / "said.txt").write_text("no tests ran") and 5)
     with pytest.raises(RuntimeError, match="ended with 5, and no test failed"):
         runs.verdict(mutant, ["a"])
+
+
+def test_what_a_failed_test_says_is_written_though_output_is_buffered(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "test_a.py").write_text("def test_x():\n    assert False\n")
+    program = f"import mutants, pathlib; mutants.TREE = pathlib.Path({str(tmp_path)!r}); " + (
+        "print(mutants._run(['test_a.py'], 60))"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"PYTHONPATH": str(mutants.ROOT / "tools")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "1\n"
+    assert "FAILED test_a.py::test_x" in (tmp_path / "said.txt").read_text()
 
 
 # JAX's, where other tests have brought it.

@@ -250,6 +250,7 @@ def _test(tests: list[str]) -> None:
         os.dup2(said, 2)
         code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests])
     finally:
+        sys.stdout.flush()  # into a file it is buffered, and nothing else writes it
         os._exit(int(code))
 
 
