@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import StateDict
 
 from halfstep.hyperparameters import Values
 from halfstep.rule import Rule
@@ -23,7 +22,7 @@ from halfstep_torch.engine.step_warnings import warn_of_nothing, warn_of_step
 from halfstep_torch.launch import Launch, Parameters
 from halfstep_torch.leaves.checks import check_params
 from halfstep_torch.leaves.found_names import with_names_found
-from halfstep_torch.leaves.group_names import Group, NamedMembers, parameter_names
+from halfstep_torch.leaves.group_names import Group, NamedMembers, StateDict, parameter_names
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
 from halfstep_torch.links.link import Link
 from halfstep_torch.optimizer_state.byte_form import pickled, unpickled

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 import torch
 from torch import Tensor
-from torch.optim.optimizer import StateDict
 
 from halfstep.checkpoint.state_file import FileArray, read_state_file, write_state_file
 from halfstep_jax.checkpoint.save_state import read_state, state_file_of
@@ -19,7 +18,7 @@ from halfstep_jax.leaf_calls import Tree
 from halfstep_torch.bridge.arrays import address, copy_into, device_of, own_copy, to_jax
 from halfstep_torch.leaves.checks import check_grad, check_weight
 from halfstep_torch.leaves.found_names import with_names_found
-from halfstep_torch.leaves.group_names import Group, check_names
+from halfstep_torch.leaves.group_names import Group, StateDict, check_names
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.optimizer_state.form import SavedState
 

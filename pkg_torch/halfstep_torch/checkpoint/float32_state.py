@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import StateDict
 
 from halfstep_torch.checkpoint.other_libraries import in_torch_form
 from halfstep_torch.distributed.collectives import gather_whole
@@ -18,7 +17,7 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import SignalsWait
 from halfstep_torch.engine.step_numbers import stream_keys
 from halfstep_torch.leaves.checks import LAST_STEP
-from halfstep_torch.leaves.group_names import Group
+from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.links.bound_rule import BoundRule, StepMoment
 from halfstep_torch.links.group_entries import check_decay

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import StateDict
 
 from halfstep.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
@@ -19,6 +18,7 @@ from halfstep_torch.distributed.agreement import Attempt, agree
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole
 from halfstep_torch.distributed.shards import is_sharded, local_part, window_of
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.leaves.group_names import StateDict
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.links.link import Link

@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import StateDict
 from torch.utils.hooks import RemovableHandle
 
 from halfstep.random_words import Role
@@ -17,6 +16,7 @@ from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.in_place import round_in_place, rounding_kernel
 from halfstep_torch.gradients.hooks import claim, named_leaves, release
 from halfstep_torch.leaves.checks import LAST_STEP, check_grad
+from halfstep_torch.leaves.group_names import StateDict
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer_state.form import SavedState

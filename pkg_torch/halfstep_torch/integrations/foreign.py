@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import StateDict
 
 from halfstep.random_words import Role
 from halfstep_torch.distributed.shards import refuse_shards
@@ -20,6 +19,7 @@ from halfstep_torch.leaves.checks import check_grad, check_weight
 from halfstep_torch.leaves.found_names import with_names_found
 from halfstep_torch.leaves.group_names import (
     Group,
+    StateDict,
     check_names,
     count_nameless,
     nameless_seeds,

@@ -15,6 +15,8 @@ from halfstep_torch.numbers.seeds import LinkSeed
 
 Group = dict[str, Any]
 """A param group: torch's own type."""
+StateDict = dict[str, Any]
+"""A state dict of an optimizer, a parameter or a handle. Torch exports no name of its type."""
 _NAMELESS: collections.Counter = collections.Counter()
 """How many optimizers without names this process has built, by their seeds."""
 

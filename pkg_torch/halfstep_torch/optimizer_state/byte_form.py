@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import StateDict
 
 from halfstep_torch.distributed.shards import from_local, is_sharded, local_part
+from halfstep_torch.leaves.group_names import StateDict
 from halfstep_torch.optimizer_state.form import SavedState
 
 _MOVED = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int32, torch.int64)

@@ -4,11 +4,10 @@ import functools
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
-from torch.optim.optimizer import StateDict
 
 from halfstep_torch.engine.groups import plain_value, shown_rates
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.leaves.group_names import Group
+from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import SavedState

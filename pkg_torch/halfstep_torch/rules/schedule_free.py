@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import StateDict
 
 from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.named import SCHEDULE_FREE_ADAMW, Named
@@ -16,7 +15,7 @@ from halfstep_torch.checkpoint.float32_state import decoded_states
 from halfstep_torch.checkpoint.float32_weights import Weights, float32_params
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.leaves.group_names import Group
+from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer, check_optimizer
