@@ -16,7 +16,7 @@ from halfstep.text_table import text_table
 
 def lines(path: str | os.PathLike[str]) -> list[str]:
     """Return what a state file says: the run, its recipes, and every array."""
-    header, arrays = read_state_file("inspect", path)
+    header, arrays = read_state_file("inspect", path, numbers=False)
     total = sum(array.data.nbytes for array in arrays.values())
     text = [
         f"written by {header['writer']}, contract version {header['spec_version']}, "

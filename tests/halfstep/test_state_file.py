@@ -1,5 +1,6 @@
 """Writing a state file: whole or not at all, on the disk, for one writer or several."""
 
+import hashlib
 import os
 import stat
 import threading
@@ -9,7 +10,8 @@ import unittest.mock
 import numpy as np
 import pytest
 
-from halfstep.checkpoint.header import make_header
+from halfstep.checkpoint import state_file
+from halfstep.checkpoint.header import link_record, make_header
 from halfstep.checkpoint.state_file import FileArray, file_array, read_state_file, write_state_file
 
 
@@ -97,3 +99,61 @@ def test_no_link_is_followed(tmp_path):
         with pytest.raises(FileExistsError):
             write(tmp_path / "run")
     assert victim.read_bytes() == b"mine"
+
+
+def test_arrays_are_those_of_the_digest_though_the_file_is_rewritten_in_place(tmp_path):
+    path = tmp_path / "run"
+    write(path)
+    _, arrays = read_state_file("test", path)
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    assert set(arrays["params/w"].data) == {1}
+
+
+def test_an_array_that_changes_while_it_is_written_makes_a_file_that_is_whole(tmp_path, monkeypatch):
+    """Another thread may train; the file has bytes of some moment, and their digest."""
+    array = file_array("test", "params/w", "uint8", (64,), np.zeros(64, np.uint8))
+
+    class Digest:
+        def __init__(self, sha256=hashlib.sha256):
+            self.found = sha256()
+
+        def update(self, piece):
+            self.found.update(piece)
+            array.data[:] += 1
+
+        def hexdigest(self):
+            return self.found.hexdigest()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hashlib, "sha256", Digest)
+        write_state_file(tmp_path / "run", make_header("test", {"w": []}, {}), {"params/w": array})
+    assert set(read_state_file("test", tmp_path / "run")[1]["params/w"].data) == {2}
+
+
+def test_a_header_longer_than_any_is_not_read_into_memory(tmp_path):
+    path = tmp_path / "run"
+    write(path)
+    content = bytearray(path.read_bytes())
+    content[:8] = (1 << 29).to_bytes(8, "little")
+    path.write_bytes(content)
+    os.truncate(path, 1 << 30)
+    with pytest.raises(ValueError, match="its header has 536870912 bytes, the longest 100000000"):
+        read_state_file("test", path)
+
+
+@pytest.mark.parametrize(("longest", "count"), [(100, 0), (1 << 20, 1 << 31), (1 << 20, -1)])
+def test_what_no_reader_takes_is_not_written(longest, count, tmp_path, monkeypatch):
+    monkeypatch.setattr(state_file, "_LONGEST_HEADER", longest)
+    header = make_header("test", {"w": [link_record("scale_by_adam", count, None, {}, {}, {})]}, {})
+    with pytest.raises(ValueError, match=r"^save_state: (a reader would refuse|names and recipes)"):
+        write_state_file(tmp_path / "run", header, {"params/w": array(1)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_whose_clock_is_ahead_leaves_the_part_of_another(tmp_path, monkeypatch):
+    """The times of files are those of the machine that keeps them."""
+    (tmp_path / ".run.a.part").write_bytes(b"part")
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 3720)
+    write(tmp_path / "run")
+    assert (tmp_path / ".run.a.part").exists()

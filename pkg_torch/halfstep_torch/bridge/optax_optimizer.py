@@ -215,7 +215,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
             raise TypeError("load_state_dict: this is no state dict of an OptaxOptimizer.")
         saved, params = state_dict["optax"], self.jax_params()
         arrays = {
-            name: FileArray(array["dtype"], tuple(array["shape"]), array["data"].cpu().numpy())
+            name: FileArray(array["dtype"], tuple(array["shape"]), array["data"].cpu().numpy().copy())
             for name, array in saved["arrays"].items()
         }
         _, current = state_file_of("load_state_dict", params, self.optax_state, self._tx)

@@ -48,12 +48,17 @@ def check_entry(caller: str, path: Path, name: str, entry: Header) -> None:
 
 def check_header(caller: str, path: Path, header: Header) -> None:
     """Raise ValueError unless a header has all its parts, each of its kind."""
+    _refuse(caller, path, misfit_of(header))
+
+
+def misfit_of(header: Header) -> str | None:
+    """Return where a header is first not as a reader takes it; None if it is nowhere."""
     misfit = _misfit(header, _HEADER, "the header")
     if misfit is None:
         count = len(header["recipes"])
         strays = (leaf for leaf, number in header["leaves"].items() if not 0 <= number < count)
         misfit = next((f"the header, leaves, {leaf}" for leaf in strays), None)
-    _refuse(caller, path, misfit)
+    return misfit
 
 
 def _refuse(caller: str, path: Path, misfit: str | None) -> None:

@@ -6,19 +6,19 @@ Arrays are bytes with a dtype and a shape, so that nothing here knows of a frame
 import contextlib
 import glob
 import hashlib
+import io
 import json
 import math
 import os
 import pathlib
 import secrets
 import stat
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from halfstep.checkpoint.header_form import Header, check_entry, check_header
+from halfstep.checkpoint.header_form import Header, check_entry, check_header, misfit_of
 
 LAYOUT_VERSION = 1
 """Of the layout; a reader refuses a later layout."""
@@ -47,6 +47,8 @@ _START = b'{"__metadata__":{"sha256":"'
 _ZEROS = b"0" * 64
 _PLACE = 8 + len(_START)
 _CHUNK = 1 << 24
+_LONGEST_HEADER = 100_000_000
+"""Bytes: the bound of safetensors."""
 _STALE = 3600.0
 """After how many seconds without a write nobody writes a file any more."""
 
@@ -73,7 +75,7 @@ def file_array(caller: str, name: str, dtype: str, shape: Sequence[int], data: n
 
 
 def bytes_of(caller: str, name: str, array: FileArray, dtype: str, shape: Sequence[int]) -> np.ndarray:
-    """Return the bytes of an array of a file, in memory of their own, if it is of such a dtype and shape.
+    """Return the bytes of an array of a file if it is of such a dtype and shape.
 
     `dtype` is as NumPy or ml_dtypes calls it; a code of a byte is a uint8.
     """
@@ -83,52 +85,136 @@ def bytes_of(caller: str, name: str, array: FileArray, dtype: str, shape: Sequen
             f"{caller}: {name!r} is {array.dtype}{list(array.shape)} in the file, {due}{list(shape)} here. "
             "Build the model and the optimizer of the run that was saved."
         )
-    return np.array(array.data)
+    return array.data
 
 
 def write_state_file(path: str | os.PathLike[str], header: Header, arrays: Mapping[str, FileArray]) -> None:
     """Write a state file: under another name first, so that a file that was there stays whole until then.
 
-    `layout_version` is added to the header, which becomes JSON.
+    `layout_version` is added to the header, which becomes JSON. A file that no reader takes is not written.
     """
+    header = {**header, "layout_version": LAYOUT_VERSION}
     # Wide numbers first, so that every array is aligned.
     names = sorted(arrays, key=lambda name: (-SIZES.get(arrays[name].dtype, 1), name))
     text = _header_text(header, {name: arrays[name] for name in names})
+    _check_taken(header, len(text))
     digest = hashlib.sha256()
     with _replacing(pathlib.Path(path)) as file:
-        for piece in (len(text).to_bytes(8, "little"), text, *(arrays[name].data.data for name in names)):
-            digest.update(piece)
-            file.write(piece)
+        for piece in (len(text).to_bytes(8, "little"), text, *names):
+            for chunk in _chunks(arrays[piece].data) if isinstance(piece, str) else [piece]:
+                digest.update(chunk)
+                file.write(chunk)
         file.seek(_PLACE)
         file.write(digest.hexdigest().encode())
 
 
-def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[Header, dict[str, FileArray]]:
-    """Return the header and the arrays of a state file, which stay in the file until they are read."""
+def _check_taken(header: Header, size: int) -> None:
+    """Raise ValueError if readers would refuse a header, or its size."""
+    if misfit := misfit_of(header):
+        raise ValueError(
+            f"save_state: a reader would refuse {misfit}. A count is an integer from 0 to 2^31 - 1. "
+            "Correct the optimizer's state."
+        )
+    if size > _LONGEST_HEADER:
+        raise ValueError(
+            f"save_state: names and recipes of {len(header['leaves'])} weights take {size} bytes, and a file "
+            f"holds {_LONGEST_HEADER}. Shorten the names, or stack weights of one shape."
+        )
+
+
+def _chunks(data: np.ndarray) -> Iterator[bytes]:
+    """Yield copies of the bytes of an array: a thread may change it between its digest and its write."""
+    for at in range(0, data.size, _CHUNK):
+        yield data[at : at + _CHUNK].tobytes()
+
+
+def read_state_file(
+    caller: str, path: str | os.PathLike[str], numbers: bool = True
+) -> tuple[Header, dict[str, FileArray]]:
+    """Return the header and the arrays of a state file, in memory of their own.
+
+    Every byte is read once, so the digest is that of the arrays even if others write to the file meanwhile.
+    Without `numbers`, arrays have a size and no memory.
+    """
     path = pathlib.Path(path)
     with path.open("rb") as file:
-        start = file.read(_PLACE + len(_ZEROS))
-        # Mapped by the same descriptor: a writer may replace the file meanwhile.
-        content = np.memmap(file, np.uint8, "r") if start[8:_PLACE] == _START else np.empty(0, np.uint8)
-    if start[8:_PLACE] != _START:
+        head = _read_head(caller, path, file)
+        digest = hashlib.sha256(head[:_PLACE] + _ZEROS + head[_PLACE + len(_ZEROS) :])
+        header, arrays, refusal = {}, {}, None
+        try:
+            header, arrays = _parsed(caller, path, head, os.fstat(file.fileno()).st_size)
+        except ValueError as error:  # raised below, if the digest is right
+            refusal = error
+        if numbers:
+            arrays = {name: x._replace(data=_read(file, x.data.size, digest)) for name, x in arrays.items()}
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    _check_digest(caller, path, head[_PLACE : _PLACE + len(_ZEROS)], digest.hexdigest())
+    if refusal is not None:
+        raise refusal
+    return header, arrays
+
+
+def _read_head(caller: str, path: pathlib.Path, file: io.BufferedReader) -> bytes:
+    """Return the length and the header of a file, at least up to the digest."""
+    head = file.read(_PLACE + len(_ZEROS))
+    if head[8:_PLACE] != _START:
         raise ValueError(
             f"{caller}: {path} is no state file of halfstep, or its start is damaged. "
             "Pass a file that save_state wrote."
         )
-    _check_digest(caller, path, start[_PLACE:], content)
-    length = int.from_bytes(start[:8], "little")
-    entries, header = _parsed(caller, path, bytes(content[8 : 8 + length]))
+    length = int.from_bytes(head[:8], "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(
+            f"{caller}: {path} is damaged: its header has {length} bytes, the longest {_LONGEST_HEADER}. "
+            "Load another copy."
+        )
+    return head + file.read(max(8 + length - len(head), 0))
+
+
+def _read(file: io.BufferedReader, size: int, digest: "hashlib._Hash") -> np.ndarray:
+    """Read the next bytes of a file into new memory, and add them to a digest."""
+    data = np.empty(size, np.uint8)
+    for at in range(0, size, _CHUNK):
+        chunk = data[at : at + _CHUNK].data
+        digest.update(chunk[: file.readinto(chunk)])
+    return data
+
+
+def _check_digest(caller: str, path: pathlib.Path, saved: bytes, digest: str) -> None:
+    if digest.encode() != saved:
+        raise ValueError(
+            f"{caller}: {path} is damaged: its SHA-256 is {digest[:12]}..., its header says "
+            f"{saved[:12].decode('latin1')!r}.... Load another copy."
+        )
+
+
+def _parsed(caller: str, path: pathlib.Path, head: bytes, size: int) -> tuple[Header, dict[str, FileArray]]:
+    """Return the header and, in the order of a file of `size` bytes, its arrays, without memory."""
+    length = int.from_bytes(head[:8], "little")
+    entries, header = _entries(caller, path, head[8 : 8 + length])
     if header["layout_version"] > LAYOUT_VERSION:
         raise ValueError(
             f"{caller}: {path} has layout_version={header['layout_version']}, this halfstep knows "
             f"{LAYOUT_VERSION}. Load it with the halfstep that wrote it."
         )
     check_header(caller, path, header)
-    data = content[8 + length :]
-    return header, {name: _array(caller, path, name, entry, data) for name, entry in entries.items()}
+    for name, entry in entries.items():
+        check_entry(caller, path, name, entry)
+    arrays, at = {}, 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        (start, end), due = entry["data_offsets"], math.prod(entry["shape"]) * SIZES.get(entry["dtype"], 1)
+        if not start == at <= end == at + due <= size - len(head):
+            raise ValueError(
+                f"{caller}: {path} has {name!r} at bytes {start} to {end}; it has {due} bytes, and "
+                f"{at} is where the array before it ends. Load another copy."
+            )
+        arrays[name] = FileArray(entry["dtype"], tuple(entry["shape"]), np.broadcast_to(np.uint8(0), due))
+        at = end
+    return header, arrays
 
 
-def _parsed(caller: str, path: pathlib.Path, text: bytes) -> tuple[dict[str, Header], Header]:
+def _entries(caller: str, path: pathlib.Path, text: bytes) -> tuple[dict[str, Header], Header]:
     """Return the entries of the arrays, and the header, of which only the version is checked."""
     try:
         entries = json.loads(text)
@@ -142,31 +228,9 @@ def _parsed(caller: str, path: pathlib.Path, text: bytes) -> tuple[dict[str, Hea
     raise ValueError(f"{caller}: {path} has a layout_version that is no integer. Load another copy.")
 
 
-def _check_digest(caller: str, path: pathlib.Path, saved_digest: bytes, content: np.ndarray) -> None:
-    digest = hashlib.sha256(bytes(content[:_PLACE]) + _ZEROS)
-    for at in range(_PLACE + len(_ZEROS), content.size, _CHUNK):
-        digest.update(content[at : at + _CHUNK].data)
-    if digest.hexdigest().encode() != saved_digest:
-        raise ValueError(
-            f"{caller}: {path} is damaged: its SHA-256 is {digest.hexdigest()[:12]}..., its header says "
-            f"{saved_digest[:12].decode('latin1')!r}.... Load another copy."
-        )
-
-
-def _array(caller: str, path: pathlib.Path, name: str, entry: Header, data: np.ndarray) -> FileArray:
-    check_entry(caller, path, name, entry)
-    start, end = entry["data_offsets"]
-    due = math.prod(entry["shape"]) * SIZES.get(entry["dtype"], 1)
-    if end - start != due or not 0 <= start <= end <= data.size:
-        raise ValueError(
-            f"{caller}: {path} has {end - start} bytes of {name!r}, due are {due}. Load another copy."
-        )
-    return FileArray(entry["dtype"], tuple(entry["shape"]), data[start:end])
-
-
 def _header_text(header: Header, arrays: Mapping[str, FileArray]) -> bytes:
-    header_text = _json({**header, "layout_version": LAYOUT_VERSION}, sort_keys=True)
-    entries: dict[str, Header] = {"__metadata__": {"sha256": _ZEROS.decode(), "halfstep": header_text}}
+    own = {"sha256": _ZEROS.decode(), "halfstep": _json(header, sort_keys=True)}
+    entries: dict[str, Header] = {"__metadata__": own}
     end = 0
     for name, array in arrays.items():
         start, end = end, end + array.data.size
@@ -194,11 +258,12 @@ def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
                 part.chmod(stat.S_IMODE(path.stat().st_mode))
             file.flush()
             os.fsync(file.fileno())
+            written = os.fstat(file.fileno()).st_mtime
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
     _flush_folder(path.parent)
-    _remove_stale_parts(path)
+    _remove_stale_parts(path, written)
 
 
 def _flush_folder(folder: pathlib.Path) -> None:
@@ -211,9 +276,12 @@ def _flush_folder(folder: pathlib.Path) -> None:
             os.close(descriptor)
 
 
-def _remove_stale_parts(path: pathlib.Path) -> None:
-    """Remove what writers that were killed have left beside a file."""
+def _remove_stale_parts(path: pathlib.Path, now: float) -> None:
+    """Remove what writers that were killed have left beside a file.
+
+    `now` is by the clock that gives files their times, which may be that of another machine.
+    """
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(FileNotFoundError):  # another process removes it, too
-            if time.time() - part.stat().st_mtime > _STALE:
+            if now - part.stat().st_mtime > _STALE:
                 part.unlink()
