@@ -17,7 +17,7 @@ from halfstep_torch.engine.group_checks import check_choices, choices_of, read_g
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of, shown_rates
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.signals import SignalsWait, call_untraced, undisturbed
+from halfstep_torch.engine.signals import SignalsWait, between_steps, call_untraced, undisturbed
 from halfstep_torch.engine.step_warnings import warn_of_nothing, warn_of_step
 from halfstep_torch.launch import Launch, Parameters
 from halfstep_torch.leaves.checks import check_params
@@ -236,13 +236,15 @@ class Optimizer(torch.optim.Optimizer):
                 "of two runs. Free memory and load again, or build a new optimizer."
             )
 
+    @between_steps
     def state_dict(self) -> StateDict:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
 
         That entry, `halfstep`, holds the spec version, the links of the chain, and their seeds. It also holds
         the leaf names of the parameters, and the distinct counts of their steps. All of it loads with
-        `torch.load(weights_only=True)`. State arrays are not copied. Arrays of a dtype that checkpointers
-        cannot gather (int16, 8-bit floats) are shown as their bytes, uint8.
+        `torch.load(weights_only=True)`. State arrays are not copied: beside a thread that trains, use
+        `save_state`, for which steps wait. Arrays of a dtype that checkpointers cannot gather (int16, 8-bit
+        floats) are shown as their bytes, uint8.
 
         Raises:
             RuntimeError: if the last `load_state_dict` failed while it copied.
@@ -250,6 +252,7 @@ class Optimizer(torch.optim.Optimizer):
         self.check_loaded()
         return with_headers(self, super().state_dict())
 
+    @between_steps
     @torch.no_grad()
     def load_state_dict(self, state_dict: SavedState) -> None:
         """Restore from a state dict, bit for bit.

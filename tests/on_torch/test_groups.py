@@ -1,7 +1,6 @@
 """Param groups, and copies of an optimizer: each has its own numbers, and goes on with the same bits."""
 
 import collections
-import concurrent.futures
 import copy
 import functools
 import json
@@ -285,19 +284,3 @@ def test_flat_arrays_in_place_of_named_parameters_are_refused_with_the_way_out()
             optimizer.step()
     unnamed.step()
     assert (unnamed.param_groups[0]["params"][0] < 1).all()
-
-
-def test_threads_that_share_an_optimizer_step_one_after_the_other():
-    """As in Hogwild: every step is whole, and counted."""
-    params = {name: torch.nn.Parameter(torch.ones(4000, dtype=torch.bfloat16)) for name in "abc"}
-    optimizer, alone = (hs.AdamW(ps.items(), compile=False) for ps in (params, copy.deepcopy(params)))
-    for each in (optimizer, alone):
-        for p in each.param_groups[0]["params"]:
-            p.grad = torch.ones_like(p)
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        for done in [pool.submit(optimizer.step) for _ in range(30)]:
-            done.result()
-    for _ in range(30):
-        alone.step()
-    assert_same_snapshots(snapshot(optimizer), snapshot(alone))
-    assert pickle.loads(pickle.dumps(optimizer)).state

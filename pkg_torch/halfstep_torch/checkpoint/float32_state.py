@@ -14,7 +14,7 @@ from halfstep_torch.distributed.collectives import gather_whole
 from halfstep_torch.distributed.placement import placed_copy
 from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.signals import SignalsWait
+from halfstep_torch.engine.signals import SignalsWait, between_steps
 from halfstep_torch.engine.step_numbers import stream_keys
 from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.leaves.group_names import Group, StateDict
@@ -38,6 +38,7 @@ from halfstep_torch.sharded.slots import new_state
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampening")
 
 
+@between_steps
 @torch.no_grad()
 def float32_state_dict(optimizer: Optimizer) -> StateDict:
     """Return the state in float32, as torch's own optimizers write it.
@@ -94,6 +95,7 @@ def decoded_states(optimizer: Optimizer, params: Collection[Tensor]) -> dict[Ten
     }
 
 
+@between_steps
 @torch.no_grad()
 def load_float32_state_dict(optimizer: Optimizer, state_dict: SavedState) -> None:
     """Continue from a state in torch's form: of `torch.optim.AdamW`, or of a float32 run of halfstep.

@@ -12,6 +12,7 @@ from torch import Tensor
 from halfstep_torch.distributed.placement import beside, placed_copy
 from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, sharding
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.signals import between_steps
 from halfstep_torch.leaves.group_names import given_names
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
@@ -22,6 +23,7 @@ Weights: TypeAlias = dict[str, Tensor] | Any
 _LARGEST_HALF = 65504.0
 
 
+@between_steps
 @torch.no_grad()
 def float32_params(optimizer: Optimizer) -> Weights:
     """Return the weights in float32, as precisely as they are known.
@@ -67,6 +69,7 @@ def float32_params(optimizer: Optimizer) -> Weights:
     return list(values.values()) if all(isinstance(key, int) for key in values) else values
 
 
+@between_steps
 @torch.no_grad()
 def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
     """Set the weights, and what is kept beside them, from float32: to continue from a float32 checkpoint.

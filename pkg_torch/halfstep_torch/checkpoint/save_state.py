@@ -18,6 +18,7 @@ from halfstep_torch.distributed.agreement import Attempt, agree
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole
 from halfstep_torch.distributed.shards import is_sharded, local_part, window_of
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.signals import between_steps
 from halfstep_torch.leaves.group_names import StateDict
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.links.chain import HEADER
@@ -45,13 +46,15 @@ class _Stepped(NamedTuple):
     links: list[tuple[Link, Values]]
 
 
+@between_steps
 @torch.no_grad()
 def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
     """Write what a run needs to go on, in either package, to one file: weights, state, counts and seeds.
 
     `docs/bridge.md` says what is in it. The file is safetensors, and appears once it is whole. Buffers of the
-    model are not in it. With DTensors all processes call it together. They gather one array at a time, and
-    the first process writes the file. Any other mesh, or a single process, can continue from it.
+    model are not in it. Steps of other threads wait until it is written. With DTensors all processes call
+    it together. They gather one array at a time, and the first process writes the file. Any other mesh, or a
+    single process, can continue from it.
 
     Args:
         path: where; a file that is there is replaced.
@@ -96,6 +99,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
         raise attempt.error
 
 
+@between_steps
 @torch.no_grad()
 def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
     """Continue from the weights and the state in a file that `save_state` of either package wrote.

@@ -4,12 +4,14 @@ import contextlib
 import functools
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+_Arguments = ParamSpec("_Arguments")
+_Returned = TypeVar("_Returned")
 _ALL = sorted(signal.valid_signals())
 # Without the wrapper that makes an enum of each, and takes longer than all the rest.
 _handler_of = getattr(signal, "_signal", signal).getsignal
@@ -34,6 +36,27 @@ def undisturbed(step: Callable[..., None]) -> Callable[..., None]:
                 step(self, *args, **options)
 
     return run
+
+
+def between_steps(call: Callable[_Arguments, _Returned]) -> Callable[_Arguments, _Returned]:
+    """Keep steps of other threads out of a call that reads or sets weights or state of its optimizers."""
+
+    @functools.wraps(call)
+    def run(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Returned:
+        with contextlib.ExitStack() as held:
+            for lock in _locks((*args, *options.values())):
+                held.enter_context(lock)
+            return call(*args, **options)
+
+    return run
+
+
+def _locks(arguments: Iterable[object]) -> Iterator[Any]:  # of optimizers, also inside wrappers
+    for x in arguments:
+        while isinstance(getattr(x, "optimizer", None), torch.optim.Optimizer):
+            x = getattr(x, "optimizer", None)  # as accelerate wraps one
+        if isinstance(x, torch.optim.Optimizer) and hasattr(x, "_lock"):
+            yield getattr(x, "_lock", None)
 
 
 def call_untraced(step: Callable[[], None]) -> None:

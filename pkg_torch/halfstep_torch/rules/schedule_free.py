@@ -15,6 +15,7 @@ from halfstep_torch.checkpoint.float32_state import decoded_states
 from halfstep_torch.checkpoint.float32_weights import Weights, float32_params
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.signals import between_steps
 from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed
@@ -31,6 +32,7 @@ _TRAINED = "trained"
 scale_by_schedule_free = link_of(ScaleByScheduleFree)
 
 
+@between_steps
 @torch.no_grad()
 def schedule_free_eval_params(optimizer: Optimizer) -> Weights:
     """Return the average that schedule-free training has made, in float32: for evaluation and for export.
@@ -133,6 +135,7 @@ class AdamWScheduleFree(Optimizer):
     ) -> None:
         super().__init__(**of_arguments(type(self), locals()))
 
+    @between_steps
     @torch.no_grad()
     def eval(self) -> None:
         """Put the averaged weights into the model, rounded to nearest, for evaluation or export.
@@ -152,6 +155,7 @@ class AdamWScheduleFree(Optimizer):
             self.train()
             raise
 
+    @between_steps
     @torch.no_grad()
     def train(self) -> None:
         """Put the trained weights back, bit for bit. If it is interrupted, call it again."""
@@ -160,6 +164,7 @@ class AdamWScheduleFree(Optimizer):
                 local_part(param).copy_(local_part(weights))
             self._trained = None
 
+    @between_steps
     def state_dict(self) -> StateDict:
         """Return the state as `Optimizer` does, after `eval()` also the weights that `train()` puts back."""
         state_dict = super().state_dict()
@@ -171,6 +176,7 @@ class AdamWScheduleFree(Optimizer):
             state_dict["state"] = state
         return state_dict
 
+    @between_steps
     @torch.no_grad()
     def load_state_dict(self, state_dict: SavedState) -> None:
         """Restore as `Optimizer` does; after a state saved in `eval()`, call `train()`.
