@@ -12,7 +12,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.engine import compiled_stage as stages
-from halfstep_torch.engine import float32_copies, kernel_store
+from halfstep_torch.engine import float32_copies, kernel_store, trusted_files
 from halfstep_torch.engine.inductor import find_cxx
 from on_torch.compiling import IMPORTS_INDUCTOR, model
 from on_torch.steps import assert_same_snapshots, reals, run, snapshot, step_by_ones
@@ -108,6 +108,24 @@ def test_a_folder_that_others_may_write_is_not_used(folder):
     assert kernel_store.folder() is None
 
 
+def test_without_a_folder_or_a_known_processor_nothing_is_stored(tmp_path, monkeypatch):
+    def missing(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(kernel_store.tempfile, "gettempdir", missing)
+    monkeypatch.setenv("HALFSTEP_KERNELS", "")
+    assert kernel_store.folder() is None
+    monkeypatch.delenv("HALFSTEP_KERNELS")
+    assert kernel_store.folder() is None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HALFSTEP_KERNELS", "~/kernels")
+    assert kernel_store.folder() == tmp_path / "kernels"
+    monkeypatch.setattr(pathlib.Path, "read_text", missing)
+    kernel_store._processor.cache_clear()
+    assert kernel_store.kernel_name(1) is None
+    kernel_store._processor.cache_clear()
+
+
 def made(source: str, library: str = "kernel.so"):
     function = types.SimpleNamespace(__self__=types.SimpleNamespace(__file__=library))
     called = types.SimpleNamespace(__globals__={"cpp_fused_add_0": function})
@@ -149,13 +167,33 @@ def test_a_wrapper_that_does_more_is_not_stored(folder, tmp_path, line):
     assert not kernel_store.is_stored("more")
 
 
-def test_temporaries_are_no_tensor_of_the_call(folder, tmp_path):
-    """Its last tensor is no argument where nothing is random. A temporary had its place, past its end."""
+@pytest.fixture
+def doubles(folder, tmp_path) -> str:
+    """The name of a stored kernel."""
     library, source = tmp_path / "kernel.so", tmp_path / "kernel.cpp"
     source.write_text(LIBRARY)
     subprocess.run([find_cxx() or "c++", "-shared", "-fPIC", "-o", library, source], check=True)
     kernel_store.store("doubles", made(DOUBLES, str(library)), [(0, 0), (0, None)])
-    kernel = kernel_store.load("doubles")
+    return "doubles"
+
+
+@pytest.mark.parametrize("name", ["doubles.0.so", "doubles.json"])
+def test_a_kernel_with_a_damaged_file_is_forgotten_before_it_is_loaded(name, doubles, folder, monkeypatch):
+    os.truncate(folder / name, (folder / name).stat().st_size // 2)
+    monkeypatch.setattr(kernel_store.ctypes, "CDLL", None)
+    assert kernel_store.load(doubles) is None
+    assert not kernel_store.is_stored(doubles)
+    assert not (folder / name).exists()
+
+
+def test_a_kernel_whose_trial_raises_is_forgotten(doubles):
+    assert kernel_store.checked(doubles, lambda kernel: kernel() or True) is None
+    assert not kernel_store.is_stored(doubles)
+
+
+def test_temporaries_are_no_tensor_of_the_call(doubles):
+    """Its last tensor is no argument where nothing is random. A temporary had its place, past its end."""
+    kernel = kernel_store.load(doubles)
     assert kernel is not None
     x, last = torch.arange(5.0), torch.zeros(5)
     kernel(x, last)
@@ -165,10 +203,11 @@ def test_temporaries_are_no_tensor_of_the_call(folder, tmp_path):
 
 def test_a_library_that_does_not_load_is_none(folder):
     kernel_store.folder()
-    (folder / "x.json").write_text('{"temporaries": [], "calls": [[[0, null]]]}')
-    (folder / "x.0.so").write_bytes(b"no library")
+    trusted_files.write(folder / "x.json", b'{"temporaries": [], "calls": [[[0, null]]]}')
+    trusted_files.write(folder / "x.0.so", b"no library")
     assert kernel_store.is_stored("x")
     assert kernel_store.load("x") is None
+    assert not kernel_store.is_stored("x")
 
 
 def steps_of(compile, count: int = 3, recipe=None):
@@ -212,7 +251,7 @@ def test_a_stored_kernel_with_other_bits_is_left_out(folder):
     kept = json.loads(stored.read_text())
     moments = {2: 3, 3: 2}
     calls = [[[moments.get(i, i), axis] for i, axis in places] for places in kept["calls"]]
-    stored.write_text(json.dumps({**kept, "calls": calls}))
+    trusted_files.write(stored, json.dumps({**kept, "calls": calls}).encode())
     stages.compiled_stage.cache_clear()
     optimizer = steps_of(True)
     assert_same_snapshots(snapshot(optimizer), eager)
@@ -240,7 +279,8 @@ def test_wrapped_optimizers_round_by_a_stored_kernel_from_the_first_step(folder,
     assert calls == [stored.stem]
     assert stored.read_text() == arguments
     # With the keys exchanged it has other bits, and is compiled anew.
-    stored.write_text(arguments.replace("[2,", "[9,").replace("[3,", "[2,").replace("[9,", "[3,"))
+    exchanged = arguments.replace("[2,", "[9,").replace("[3,", "[2,").replace("[9,", "[3,")
+    trusted_files.write(stored, exchanged.encode())
     float32_copies._kernel.cache_clear()
     assert torch.equal(rounded_by("auto"), eager)
     assert stored.read_text() == arguments

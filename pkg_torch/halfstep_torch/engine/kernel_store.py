@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 import halfstep
+from halfstep_torch.engine import trusted_files
 
 _FOLDER = "HALFSTEP_KERNELS"
 """The environment variable that names the folder; empty for none."""
@@ -48,33 +49,31 @@ _SAME_MEMORY = (
 
 
 class _Foreign(Exception):
-    """An object of another package, whose code may change."""
+    """An object of another package, whose code may change, or a processor that is not known."""
 
 
 def folder() -> pathlib.Path | None:
     """Return the folder of stored kernels; None if they are not stored, as where others can write."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return None
-    default = f"{tempfile.gettempdir()}/halfstep_kernels_{os.getuid()}"
-    named = os.environ.get(_FOLDER, default)
-    if not named:
+    named = os.environ.get(_FOLDER)
+    if named == "":
         return None
-    path = pathlib.Path(named)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
-    except OSError:
+        path = pathlib.Path(named or f"{tempfile.gettempdir()}/halfstep_kernels_{os.getuid()}").expanduser()
+        path.mkdir(mode=0o755 if named else 0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no folder for temporary files, or no home
         return None
-    return path if status.st_uid == os.getuid() and not status.st_mode & 0o022 else None
+    return path if trusted_files.is_trusted_folder(path) else None
 
 
 def kernel_name(*what: object) -> str | None:
-    """Return the name of a stage's kernel; None if the stage has parts of another package."""
+    """Return the name of a stage's kernel; None for parts of another package, or an unknown processor."""
     try:
-        parts = [_written(x) for x in what]
+        parts = [_processor(), _source(), [_written(x) for x in what]]
     except _Foreign:
         return None
-    text = json.dumps([torch.__version__, torch.version.git_version, _processor(), _source(), parts])
+    text = json.dumps([torch.__version__, torch.version.git_version, *parts])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -96,7 +95,10 @@ def _written(x: object) -> str | list:
 @functools.cache
 def _processor() -> str:
     """Return what the compiler's choice of instructions depends on."""
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        raise _Foreign from None
     return next((line for line in lines if line.startswith("flags")), "")
 
 
@@ -122,18 +124,10 @@ def store(name: str | None, made: Callable, places: Sequence[Place]) -> None:
     kept = {"temporaries": wrapper.temporaries, "calls": [places for _, places in wrapper.calls]}
     try:
         for i, (library, _) in enumerate(wrapper.calls):
-            _put(path / f"{name}.{i}.so", pathlib.Path(library).read_bytes())
-        _put(path / f"{name}.json", json.dumps(kept).encode())
+            trusted_files.write(path / f"{name}.{i}.so", pathlib.Path(library).read_bytes())
+        trusted_files.write(path / f"{name}.json", json.dumps(kept).encode())
     except OSError:
         return
-
-
-def _put(path: pathlib.Path, content: bytes) -> None:
-    """Write a file atomically."""
-    handle, part = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    pathlib.Path(part).replace(path)
 
 
 class _Wrapper:
@@ -194,12 +188,21 @@ def checked(
 ) -> Callable[..., None] | None:
     """Return a stored kernel after it gave eager's bits on scratch memory; forget it otherwise."""
     kernel = load(name)
-    if kernel is None or has_same_bits(kernel):
-        return kernel
-    path = folder()
-    if path is not None:
-        (path / f"{name}.json").unlink(missing_ok=True)
+    if kernel is None:
+        return None
+    try:
+        if has_same_bits(kernel):
+            return kernel
+    except Exception:  # of what was stored: eager mode would raise the same, and is tried next
+        pass
+    _forget(name)
     return None
+
+
+def _forget(name: str | None) -> None:
+    """Remove a kernel, which is then compiled anew."""
+    if (path := folder()) is not None:
+        trusted_files.remove(path / f"{name}.json")
 
 
 def load(name: str | None) -> Callable[..., None] | None:
@@ -208,9 +211,13 @@ def load(name: str | None) -> Callable[..., None] | None:
     if path is None or not is_stored(name):
         return None
     try:
-        kept = json.loads((path / f"{name}.json").read_text())
-        kernels = [ctypes.CDLL(str(path / f"{name}.{i}.so")).kernel for i in range(len(kept["calls"]))]
+        kept = json.loads(trusted_files.read(path / f"{name}.json") or "")
+        libraries = [path / f"{name}.{i}.so" for i in range(len(kept["calls"]))]
+        if None in map(trusted_files.read, libraries):
+            raise ValueError
+        kernels = [ctypes.CDLL(str(library)).kernel for library in libraries]
     except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        _forget(name)
         return None
     for kernel, places in zip(kernels, kept["calls"], strict=True):
         kernel.restype = None
