@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+import halfstep_spec as spec
 from halfstep.float_formats import FLOAT_FORMATS
 from halfstep.weights.split_weights import SplitWeight
 from halfstep_jax.numbers.arrays import JaxArrays
 from halfstep_spec.weights.split_weights import SplitWeight as Reference
+from halfstep_spec.weights.split_weights import nearest_away
 from halfstep_torch.numbers.arrays import XP
 
 COUNT = 1 << 14
@@ -53,6 +55,28 @@ def test_both_packages_cut_and_join_as_the_reference_does(dtype, extra_bits, sto
     in_torch = split.join(XP, *(torch.from_numpy(part) for part in made[0]))
     for values in (np.asarray(in_jax), in_torch.numpy()):
         np.testing.assert_array_equal(values.view(np.uint32), joined.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("extra_bits", [8, 16])
+def test_every_weight_is_shown_as_it_is_set_beside_any_further_bits(dtype, extra_bits):
+    """A weight may be set between two steps, and the further bits are then those of the weight before."""
+    half = 1 << (extra_bits - 1)
+    # Of float16 and 16 bits, float32 has no more than the upper 13.
+    low = np.array([0, 8, half - 8, half, half + 8, 2 * half - 8], np.int32)
+    pattern, extra = (x.ravel() for x in np.meshgrid(np.arange(1 << 16, dtype=np.int32), low))
+    joined = Reference(dtype, extra_bits).join(pattern.astype(np.uint16), extra.astype(f"uint{extra_bits}"))
+    p = spec.decode(pattern.astype(np.uint16), dtype)
+    shown = spec.decode(nearest_away(joined, dtype), dtype)
+    np.testing.assert_array_equal(shown, p)
+    split = SplitWeight(dtype, extra_bits)
+    in_jax = jax.jit(lambda p, extra: split.join(JaxArrays(), p, extra))(pattern, extra)
+    in_torch = split.join(XP, torch.from_numpy(pattern), torch.from_numpy(extra))
+    for values in (np.asarray(in_jax), in_torch.numpy()):
+        np.testing.assert_array_equal(np.isnan(values), np.isnan(p))
+        np.testing.assert_array_equal(
+            values.view(np.uint32)[~np.isnan(p)], joined.view(np.uint32)[~np.isnan(p)]
+        )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

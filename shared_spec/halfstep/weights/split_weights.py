@@ -48,14 +48,20 @@ class SplitWeight:
     def join(self, xp: Arrays, pattern: Array, extra: Array) -> Array:
         """Return the float32 weights; of float16 and 16 bits, the nearest.
 
+        Bits that make no number with a weight, as beside one that was set to zero, are ignored (contract P7).
+
         Args:
             xp: of the framework.
             pattern: of the weights: int32, of which 16 bits are read.
             extra: the further bits, int32, from zero up.
         """
-        k = self.extra_bits
+        k, magnitude = self.extra_bits, pattern & 0x7FFF
         # A weight that was rounded up is one too far from zero; the top of the further bits says so.
-        code = (((pattern & 0x7FFF) - (extra >> (k - 1))) << k) | extra
+        head = (magnitude - (extra >> (k - 1))) & 0x7FFF
+        # All ones but at a zero that was rounded up, an infinity that was not, and NaN. The bits beside such
+        # a weight are of the one that was there before.
+        extra = extra & ((head - (self._infinity >> k)) >> 31)
+        code = ((magnitude - (extra >> (k - 1))) << k) | extra
         value = code << (16 - k) if self._is_cut else xp.bits(self._value(xp, code))
         return xp.floats(value | ((pattern << 16) & ~_MAGNITUDE))
 

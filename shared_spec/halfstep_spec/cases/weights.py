@@ -71,17 +71,29 @@ def _small(name: str) -> Format:
 
 
 def _written_cases():
-    """Return steps on weights that another wrote: each third one, far from what is kept beside it."""
+    """Return steps on weights that another wrote, far from what is kept beside them."""
     for storage in ("split8", "split16", "master"):
         step = Step(ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7), 0.1, param_storage=storage)
-        p = round_to(reals("stored weights", 48, (-4, 0)).reshape(_SHAPE), step.param_dtype)
-        g = reals("stored gradients", 3 * 48, (-5, 1)).reshape(3, *_SHAPE)
-        first = decode(round_to(g[:1], step.param_dtype), step.param_dtype)[0]
-        p, state = step.step(p, first, step.init(p), LEAF, 1e-2)
-        p = p.copy()
-        p.reshape(-1)[::3] = round_to(np.full(16, 0.25, np.float32), step.param_dtype)
-        comment = f"{step.param_dtype} {storage}, each third weight written"
-        yield step_case(step, comment, p, g[1:], state, 1e-2, ("Written",), ("P5", "P7"))
+        yield _written(step, "each third weight written", {0: 0.25}, 3)
+    ends = {0: 0.0, 1: -0.0, 2: np.inf, 3: -np.inf, 4: 2.0**-14}
+    for storage in ("split8", "split16", "master"):
+        for dtype in ("bfloat16", "float16"):
+            adam = ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7)
+            step = Step(adam, param_dtype=dtype, param_storage=storage)
+            yield _written(step, "zeros, infinities and small numbers written", ends, 6)
+
+
+def _written(step: Step, what: str, numbers: dict[int, float], every: int) -> Case:
+    """Return two steps after one, with numbers written between: each from its place on, to one in `every`."""
+    p = round_to(reals("stored weights", 48, (-4, 0)).reshape(_SHAPE), step.param_dtype)
+    g = reals("stored gradients", 3 * 48, (-5, 1)).reshape(3, *_SHAPE)
+    first = decode(round_to(g[:1], step.param_dtype), step.param_dtype)[0]
+    p, state = step.step(p, first, step.init(p), LEAF, 1e-2)
+    p = p.copy()
+    for place, number in numbers.items():
+        p.reshape(-1)[place::every] = round_to(np.full(48 // every, number, np.float32), step.param_dtype)
+    comment = f"{step.param_dtype} {step.param_storage}, {what}"
+    return step_case(step, comment, p, g[1:], state, 1e-2, ("Written",), ("P5", "P7"))
 
 
 def _special_cases():

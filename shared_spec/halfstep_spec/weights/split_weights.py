@@ -50,9 +50,14 @@ class SplitWeight:
             p: patterns of `dtype`.
             extra: uint8 or uint16.
         """
-        k, top = self.extra_bits, 1 << (FLOAT_FORMATS[self.dtype].bits - 1)
+        k, narrow = self.extra_bits, FLOAT_FORMATS[self.dtype]
+        top, low = 1 << (narrow.bits - 1), extra.astype(np.int64)
         sign, magnitude = p.astype(np.int64) & top, p.astype(np.int64) & (top - 1)
-        magnitude = (magnitude - (extra.astype(np.int64) >> (k - 1))) << k | extra.astype(np.int64)
+        rounded_up = low >> (k - 1)
+        # A zero that was rounded up, an infinity that was not: the low bits are those of another weight.
+        other = np.where(rounded_up == 1, magnitude == 0, magnitude == narrow.overflow_code)
+        low, rounded_up = np.where(other, 0, low), np.where(other, 0, rounded_up)
+        magnitude = (magnitude - rounded_up) << k | low
         return decode_float(np.where(sign == 0, magnitude, magnitude | top << k), self.wide)
 
     def split(self, w: np.ndarray, words: np.ndarray):
