@@ -125,3 +125,16 @@ def test_missing_gradients_leave_weight_and_state_as_they_are(rule):
     known, before = hs.float32_params(later, new), hs.float32_params(params, state)
     assert_trees_same(known["v"], before["v"])
     assert (known["w"] != before["w"]).any()
+
+
+@pytest.mark.parametrize("storage", [name for name in spec.PARAM_STORAGES if name != "nearest"])
+def test_weights_stay_within_the_bounds_of_a_link(storage):
+    """A compensation of the old weight took weights below zero: their root was NaN."""
+    inner = optax.chain(hs.adamw(0.1, param_storage="nearest"), optax.keep_params_nonnegative())
+    tx = hs.chain(hs.store_params(inner, storage))
+    step, params = jax.jit(functools.partial(take_step, tx)), {"w": jnp.abs(weights((1000,))) * 16}
+    state = tx.init(params)
+    for g in gradients(20, (1000,)):
+        params, state = step(params, state, {"w": g})
+        assert (params["w"] >= 0).all()
+    assert 10 < (params["w"] == 0).sum() < 990

@@ -102,3 +102,29 @@ def test_compensation_carries_updates_that_nearest_loses(dtype, size):
 def test_compensation_ends_where_it_cannot_hold_its_own_sum():
     """Half a unit of a bfloat16 weight of 1 is 2^-8; a compensation of 2^-10 no longer takes 2^-18."""
     assert compensated("bfloat16", 2.0**-18, 2048) == 2.0**-10
+
+
+@pytest.mark.parametrize(("dtype", "mantissa_bits", "lowest"), [("bfloat16", 7, -126), ("float16", 10, -14)])
+def test_a_compensation_of_more_than_half_a_unit_of_its_weight_is_ignored(dtype, mantissa_bits, lowest):
+    """It is of the weight that stood there before, which another has set since."""
+    storage = Compensate(dtype)
+    for number in (1.0, -1.984375, 0.0, 2.0**lowest, 2.0 ** (lowest - 3), 0.375):
+        exponent = max(lowest, int(np.floor(np.log2(abs(number)))) if number else lowest)
+        half = 2.0 ** (exponent - mantissa_bits - 1)
+        p = round_to(np.full(6, number, np.float32), dtype)
+        c = round_to(np.array([half, -half, half * 1.0078125, -2 * half, np.nan, 0], np.float32), "bfloat16")
+        due = np.float32(number) + np.append(decode(c[:2], "bfloat16"), np.zeros(4, np.float32))
+        np.testing.assert_array_equal(storage.join(p, c), due)
+        u, _ = storage.emit(p, np.full(6, -0.0, np.float32), c, words(6))
+        np.testing.assert_array_equal(apply_updates(p, u, dtype)[2:], p[2:])
+
+
+def test_a_compensation_carries_no_weight_past_a_zero_that_the_update_leads_to():
+    p, c = (
+        round_to(np.full(3, 3.0, np.float32), "bfloat16"),
+        round_to(np.float32([-(2.0**-7)] * 3), "bfloat16"),
+    )
+    left = np.array([0, 2.0**-12, 1.0], np.float32)
+    u, _ = Compensate("bfloat16").emit(p, left - 3, c, words(3))
+    after = decode(apply_updates(p, u, "bfloat16"), "bfloat16")
+    np.testing.assert_array_equal(after, [0, 2.0**-12, 1 - 2.0**-7])

@@ -12,8 +12,10 @@ import numpy as np
 import optax
 from jax import lax
 
+from halfstep.weights.compensation import compensation_of, compensation_of_step
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import flatten_updates
+from halfstep_jax.numbers.arrays import JaxArrays
 from halfstep_jax.numbers.rounding import round_and_cast, round_in_float32
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.weights.weight_rule import WeightRule, apply_to_leaves, param_keys, weight_transform
@@ -92,9 +94,12 @@ def compensate() -> optax.GradientTransformationExtraArgs:
         n = nearest(float32(p) + s);  c <- nearest(s - (n - p))
 
     and the link returns n - p in float32, and -0.0 where n = p; `optax.apply_updates` gives n. Rounds u + c,
-    p + s and c. The error of rounding c is lost, and this sets a limit. Take bfloat16 and an equal update at
-    every step. An update of at least 2^-12 of the weight moves it as far as it should, to within 2 %. Smaller
-    updates move it less and less far, and below 2^-18 not at all. For such updates use `split_params`.
+    p + s and c. A c above half a unit in the last place of p counts as 0: it is the error of the weight that
+    was there before p was set.
+
+    The error of rounding c is lost, and this sets a limit. Take bfloat16 and an equal update at every step.
+    An update of at least 2^-12 of the weight moves it as far as it should, to within 2 %. Smaller updates
+    move it less and less far, and below 2^-18 not at all. For such updates use `split_params`.
     Updates of float32 weights pass as they are, and nothing is kept for them.
 
     Errors are those of `round_stochastically`.
@@ -185,8 +190,9 @@ class Compensate(WeightRule):
     extra_dtype = jnp.bfloat16
 
     def join(self, p, extra):
-        """Return p + c."""
-        return p.astype(jnp.float32) + extra.astype(jnp.float32)
+        """Return p + c, c as far as it is of p."""
+        p32 = p.astype(jnp.float32)
+        return p32 + compensation_of(JaxArrays(), extra.astype(jnp.float32), p32, p.dtype.name)
 
     def store(self, w, dtype, words):
         """Return n = nearest(w), and c = nearest(w - n)."""
@@ -197,7 +203,7 @@ class Compensate(WeightRule):
     def apply(self, u, p, extra, words, zero):
         """Return n = nearest(p + s), s = u + c; and c = nearest(s - (n - p)) (contract P4)."""
         p32 = p.astype(jnp.float32)
-        s = u + extra.astype(jnp.float32)
+        s = u + compensation_of_step(JaxArrays(), extra.astype(jnp.float32), p32, u, p.dtype.name)
         n = round_in_float32(p32 + s, p.dtype.name, None)
         extra = _compensation(s - (n - p32))
         # XLA on TPU fuses one result that reads another, not two that read a third: one reads zero bits.

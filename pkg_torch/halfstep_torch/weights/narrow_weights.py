@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from halfstep.rule import Rule
+from halfstep.weights.compensation import compensation_of, compensation_of_step
 from halfstep_torch.links.link import checked_rule
+from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.rounding import round_number, round_value
 from halfstep_torch.numbers.seeds import LinkSeed, Seed
 from halfstep_torch.storage.state_array import StateArray
@@ -40,8 +42,8 @@ class Compensate(WeightRule):
         return {"compensation": StateArray(torch.bfloat16)}
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
-        """Return p + c."""
-        return p + extra["compensation"].to(torch.float32)
+        """Return p + c, c as far as it is of p."""
+        return p + compensation_of(XP, extra["compensation"].to(torch.float32), p, dtype)
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
         """Return n = nearest(w), and c = nearest(w - n)."""
@@ -52,7 +54,7 @@ class Compensate(WeightRule):
         self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
     ) -> tuple[Tensor, Arrays]:
         """Return what `compensate` says (contract P4)."""
-        s = u + extra["compensation"].to(torch.float32)
+        s = u + compensation_of_step(XP, extra["compensation"].to(torch.float32), p, u, dtype)
         n = nearest(p + s, dtype)
         return n, {"compensation": round_value(s - (n - p), "bfloat16", None, saturate=True)}
 
@@ -86,7 +88,8 @@ def compensate() -> Rule:
     """Keep Kahan's compensation of each weight, in bfloat16, and add it to the update that follows.
 
     With c what rounding lost so far: s = u + c, n = nearest(p + s); c becomes nearest(s - (n - p)). The link
-    emits n - p, or -0.0 for no change. float32 weights pass through.
+    emits n - p, or -0.0 for no change. A c above half a unit in the last place of p counts as 0: it is the
+    error of the weight that was there before p was set. float32 weights pass through.
 
     Rounds p + s to the dtype of p, and what that loses to bfloat16: 8 bits more than the weights have. The
     rounding error of c is lost, which sets the limit. c grows to about 2^-8 of the weight, and what is under

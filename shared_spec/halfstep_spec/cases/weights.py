@@ -76,7 +76,7 @@ def _written_cases():
         step = Step(ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7), 0.1, param_storage=storage)
         yield _written(step, "each third weight written", {0: 0.25}, 3)
     ends = {0: 0.0, 1: -0.0, 2: np.inf, 3: -np.inf, 4: 2.0**-14}
-    for storage in ("split8", "split16", "master"):
+    for storage in ("split8", "split16", "master", "compensated"):
         for dtype in ("bfloat16", "float16"):
             adam = ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7)
             step = Step(adam, param_dtype=dtype, param_storage=storage)
@@ -93,7 +93,8 @@ def _written(step: Step, what: str, numbers: dict[int, float], every: int) -> Ca
     for place, number in numbers.items():
         p.reshape(-1)[place::every] = round_to(np.full(48 // every, number, np.float32), step.param_dtype)
     comment = f"{step.param_dtype} {step.param_storage}, {what}"
-    return step_case(step, comment, p, g[1:], state, 1e-2, ("Written",), ("P5", "P7"))
+    of_storage = "P4" if step.param_storage == "compensated" else "P5"
+    return step_case(step, comment, p, g[1:], state, 1e-2, ("Written",), (of_storage, "P7"))
 
 
 def _special_cases():

@@ -5,6 +5,7 @@ Vectors: params, weights.
 
 import numpy as np
 
+from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.weights.weight_rule import WeightRule, update_between
 
@@ -35,8 +36,9 @@ class Compensate(WeightRule):
         return np.zeros(p.shape, np.uint16)
 
     def join(self, p, extra) -> np.ndarray:
-        """Return p + c."""
-        return decode(p, self.dtype) + decode(extra, "bfloat16")
+        """Return p + c, c as far as it is of p."""
+        p32 = decode(p, self.dtype)
+        return p32 + self._of(p32, decode(extra, "bfloat16"))
 
     def seen(self, p, extra) -> np.ndarray:
         """Return p: the link stands last and shows its compensation to nobody."""
@@ -45,11 +47,18 @@ class Compensate(WeightRule):
     def emit(self, p, u, extra, words):
         """Return the update that leads to n = nearest(p + s), s = u + c, and the new c.
 
-        c <- nearest(s - (n - p)) in bfloat16.
+        c, as far as it is of the lesser of p and 2 (p + u), becomes nearest(s - (n - p)) in bfloat16.
         """
         p32 = decode(p, self.dtype)
-        s = u + decode(extra, "bfloat16")
+        s = u + self._of(np.minimum(np.abs(p32), 2 * np.abs(p32 + u)), decode(extra, "bfloat16"))
         n = decode(round_to(p32 + s, self.dtype), self.dtype)
         with np.errstate(invalid="ignore", over="ignore"):
             lost = s - (n - p32)
         return update_between(p32, n), round_to(lost, "bfloat16", saturate=True)
+
+    def _of(self, p32, c) -> np.ndarray:
+        """Return c, or 0 where |c| is above half a unit in the last place of p (contract P7)."""
+        fmt, field = FLOAT_FORMATS[self.dtype], p32.view(np.uint32) >> 23 & 0xFF
+        exponent = np.maximum(field.astype(np.int64) - 127, 1 - fmt.bias)
+        half = np.where(field == 255, np.inf, np.ldexp(0.5, exponent - fmt.mantissa_bits))
+        return np.where(np.abs(c) <= half, c, np.float32(0))
