@@ -1,5 +1,6 @@
 """AdamW whose weights are kept in codes: against its formula, in both packages, and what it refuses."""
 
+import math
 from typing import Any
 
 import jax
@@ -221,6 +222,31 @@ def test_torch_reads_codes_by_the_names_of_parameters_and_decodes_them():
     # Never stepped: the codes nearest to the weights.
     np.testing.assert_array_equal(stored["b.weight"].decode().numpy(), on_grid(p))
     assert sum(x.nbytes for x in (stored["b.weight"].codes, stored["b.weight"].scale)) == p.size + len(p)
+
+
+def test_torch_reads_the_weights_that_the_model_has_now():
+    """A checkpoint of codes had the weights from before a last pruning."""
+    p, gradients = draws(3)
+    w, small = torch.nn.Parameter(torch.from_numpy(p.copy())), torch.nn.Parameter(torch.ones(7))
+    optimizer = halfstep_torch.AdamW([("w", w), ("s", small)], 1e-3, param_storage="int8", compile=False)
+    for g in gradients:
+        w.grad, small.grad = torch.from_numpy(g), torch.ones(7)
+        optimizer.step()
+        before = halfstep_torch.stored_params(optimizer)
+        assert before["w"].codes.data_ptr() == optimizer.state[w]["param"].data_ptr()
+        torch.testing.assert_close(before["w"].decode(), w.detach(), rtol=2.0**-23, atol=2.0**-26)
+    with torch.no_grad():
+        w[:16], small[2] = 0, 0.3
+        w[20, 5], w[21], w[22, 0] = 3.0, w[21] * 1e-3, math.nan
+    after = halfstep_torch.stored_params(optimizer)
+    gaps = w.detach().abs().amax(1, keepdim=True) / 127 * 1.25
+    given, rest = after["w"].decode(), [i for i in range(len(w)) if i not in (20, 21, 22)]
+    assert torch.equal(given[:16], w[:16])
+    assert torch.equal(given[rest[16:]], before["w"].decode()[rest[16:]])
+    assert ((given - w).abs() <= gaps / 2)[20:22].all()
+    assert given[22].isnan().all()
+    assert torch.equal(after["s"].decode(), small)
+    assert torch.equal(optimizer.state[w]["param"], before["w"].codes)
 
 
 def test_a_param_group_alone_may_have_weights_in_codes():

@@ -38,8 +38,7 @@ class StoredParam:
         """Return a copy of the weight in `dtype`, to which it is rounded to nearest."""
         if self.scale is None:
             return self.codes.to(dtype, copy=True)
-        fmt = Format.of(INT8).replace(min_size=0, min_ndim=0).for_shape(tuple(self.codes.shape))
-        return fmt.decode(Encoded(self.codes, self.scale.reshape(-1))).to(dtype)
+        return _format(self.codes).decode(Encoded(self.codes, self.scale.reshape(-1))).to(dtype)
 
 
 @torch.no_grad()
@@ -48,7 +47,8 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
 
     `stored_params(optimizer)[name].decode()` is the weight. Codes and scales share memory with the state.
     Those of a DTensor are gathered, so all processes call this together. A parameter that was never stepped
-    has the codes from which it would start.
+    has the codes from which it would start. A row that was changed since the last step (pruned, averaged,
+    loaded) has new codes, in a copy: the weights of the model, rounded to nearest.
 
     Args:
         optimizer: with `param_storage="int8"`, of all param groups or of some.
@@ -80,10 +80,30 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
         if any(rule.rule.name == AdamWInCodes.name for rule in plan.rules):
             state = optimizer.state.get(param) or new_state(param, plan)
             arrays = [state[key] for key in (_CODES, _SCALE) if key in state]
-            sharded = [x for x in arrays if is_sharded(x)]
-            stored[name or leaf] = StoredParam(*(gather_whole(sharded) if sharded else arrays))
+            *arrays, w = gather_whole([*arrays, param]) if is_sharded(param) else [*arrays, param]
+            stored[name or leaf] = _as_the_model_has_it(StoredParam(*arrays), w.detach())
     if not stored:
         raise ValueError(
             'stored_params: the optimizer holds no weights in codes. Pass AdamW(..., param_storage="int8").'
         )
     return stored
+
+
+def _as_the_model_has_it(stored: StoredParam, w: Tensor) -> StoredParam:
+    """Return the weight in codes, with new ones in rows that were changed since the last step."""
+    w, kept = w.to(stored.codes.device).contiguous(), stored.decode()
+    if stored.scale is None:
+        return stored if torch.equal(w, kept) else StoredParam(w.clone())
+    # After a step a weight may be some units in the last place beside its code (contract P8).
+    unit = torch.maximum(w.abs(), kept.abs()).amax(-1, keepdim=True) * 2.0**-20
+    changed = ~((w - kept).abs() <= unit).all(-1)
+    if not changed.any():
+        return stored
+    new = _format(w).encode(w, None)
+    assert new.scale is not None
+    scale = torch.where(changed.reshape(stored.scale.shape), new.scale.view(stored.scale.shape), stored.scale)
+    return StoredParam(torch.where(changed[..., None], new.codes, stored.codes), scale)
+
+
+def _format(codes: Tensor) -> Format:
+    return Format.of(INT8).replace(min_size=0, min_ndim=0).for_shape(tuple(codes.shape))
