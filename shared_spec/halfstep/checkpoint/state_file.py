@@ -193,7 +193,7 @@ def _parsed(caller: str, path: pathlib.Path, head: bytes, size: int) -> tuple[He
     """Return the header and, in the order of a file of `size` bytes, its arrays, without memory."""
     length = int.from_bytes(head[:8], "little")
     entries, header = _entries(caller, path, head[8 : 8 + length])
-    if header["layout_version"] > LAYOUT_VERSION:
+    if header["layout_version"] != LAYOUT_VERSION:  # the first
         raise ValueError(
             f"{caller}: {path} has layout_version={header['layout_version']}, this halfstep knows "
             f"{LAYOUT_VERSION}. Load it with the halfstep that wrote it."
@@ -211,6 +211,11 @@ def _parsed(caller: str, path: pathlib.Path, head: bytes, size: int) -> tuple[He
             )
         arrays[name] = FileArray(entry["dtype"], tuple(entry["shape"]), np.broadcast_to(np.uint8(0), due))
         at = end
+    if at != size - len(head):
+        raise ValueError(
+            f"{caller}: {path} has {size - len(head)} bytes of arrays, and they end at {at}. "
+            "Load another copy."
+        )
     return header, arrays
 
 
