@@ -269,6 +269,7 @@ class Optimizer(torch.optim.Optimizer):
             TypeError: if it is not a state dict.
             ValueError: if it is of another chain, spec version, names, shapes or formats, or an array has no
                 memory here ("meta") or is sparse. Nothing is changed.
+            Exception: of a post hook, after which all of the new state is set.
 
         Old arrays are freed before new ones are made. If copying fails after the checks (no memory left, an
         interrupt), part of the state is lost. `step` and `state_dict` then raise RuntimeError until a state

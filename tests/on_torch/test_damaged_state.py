@@ -163,6 +163,12 @@ EDITS = [
     ((("state", 1, "exp_avg"), torch.zeros(5, dtype=torch.bfloat16).to_sparse()),
      "load_state_dict: exp_avg of 'a/b' is torch.sparse_coo on cpu. Pass dense arrays with numbers: load "
      "the file without map_location='meta'."),
+    ((("state", 1, "step"), torch.tensor(2, device="meta")),
+     "load_state_dict: the step of 'a/b' is on the device meta, without a number. Load the file without "
+     "map_location='meta'."),
+    ((("param_groups", 0, "lr"), torch.tensor(0.1, device="meta")),
+     "AdamW: lr is on the device meta, without a number. Use a float, or load the file without "
+     "map_location='meta'."),
     ((("state", 7), {"step": torch.tensor(1)}),
      "load_state_dict: the state dict holds state of 7, which is no parameter of its groups. "
      "Pass what state_dict() returned."),
@@ -184,6 +190,20 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(change, message):
     assert str(error.value) == message
     assert_same_snapshots(before, snapshot(other))
     assert other.state_dict()["param_groups"] == groups
+
+
+def test_float32_arrays_without_numbers_are_refused_and_nothing_changes():
+    optimizer = trained(named=True)
+    before, wide = snapshot(optimizer), hs.float32_state_dict(optimizer)
+    weights = hs.float32_params(optimizer)
+    wide["state"][1]["exp_avg"] = wide["state"][1]["exp_avg"].to("meta")
+    cure = "is on the device meta, without numbers. Load the file without map_location='meta'"
+    with pytest.raises(ValueError, match=f"load_float32_state_dict: exp_avg of 'b' {cure}"):
+        hs.load_float32_state_dict(optimizer, wide)
+    with pytest.raises(ValueError, match=f"set_float32_params: 'b' {cure}"):
+        hs.set_float32_params(optimizer, {**weights, "b": weights["b"].to("meta")})
+    assert_same_snapshots(before, snapshot(optimizer))
+    step(optimizer)
 
 
 def test_formats_of_another_recipe_are_told_as_those_of_the_state_dict():

@@ -16,7 +16,7 @@ from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import SignalsWait, between_steps
 from halfstep_torch.engine.step_numbers import stream_keys
-from halfstep_torch.leaves.checks import LAST_STEP
+from halfstep_torch.leaves.checks import LAST_STEP, check_has_numbers
 from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.links.bound_rule import BoundRule, StepMoment
@@ -293,3 +293,4 @@ def _check_saved(caller: str, name: str, param: Tensor, plan: Plan, saved: Saved
                 f"{caller}: {key} of {name!r} is {found}, due are floats of shape {list(shape)}. "
                 "Build the model of the run that was saved."
             )
+        check_has_numbers(caller, f"{key} of {name!r}", array, param)

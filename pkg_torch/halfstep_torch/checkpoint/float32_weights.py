@@ -13,6 +13,7 @@ from halfstep_torch.distributed.placement import beside, placed_copy
 from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, sharding
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import between_steps
+from halfstep_torch.leaves.checks import check_has_numbers
 from halfstep_torch.leaves.group_names import given_names
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
@@ -148,6 +149,7 @@ def _check_value(caller: str, key: str | int, param: Tensor, value: object) -> N
             f"{caller}: {key!r} has shape {tuple(value.shape)}, its parameter {tuple(param.shape)}. "
             "Pass the values of this model."
         )
+    check_has_numbers(caller, repr(key), value, param)
     here = local_part(value).reshape(-1)
     past = here[here.abs() > _LARGEST_HALF] if param.dtype == torch.float16 else here[:0]
     if past.numel():

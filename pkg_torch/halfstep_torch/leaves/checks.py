@@ -153,6 +153,15 @@ def check_count(caller: str, name: str, count: object) -> None:
         )
 
 
+def check_has_numbers(caller: str, what: str, array: Tensor, param: Tensor) -> None:
+    """Raise ValueError for an array on the device meta, unless its parameter is there too."""
+    if local_part(array).is_meta and not param.is_meta:
+        raise ValueError(
+            f"{caller}: {what} is on the device meta, without numbers. Load the file without "
+            "map_location='meta'."
+        )
+
+
 def check_leftovers(
     caller: str, name: str, arrays: Mapping[str, StateArray], state: Mapping[str, Tensor]
 ) -> None:

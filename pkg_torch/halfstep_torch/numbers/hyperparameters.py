@@ -34,6 +34,11 @@ def _element(caller: str, name: str, value: Tensor | np.ndarray) -> float:
         raise ValueError(
             f"{caller}: {name} has shape {tuple(value.shape)}; a hyperparameter is a scalar. Use shape ()."
         )
+    if isinstance(value, Tensor) and value.is_meta:
+        raise ValueError(
+            f"{caller}: {name} is on the device meta, without a number. Use a float, or load the file "
+            "without map_location='meta'."
+        )
     return value.item()
 
 

@@ -98,6 +98,11 @@ def check_seeds(caller: str, group: int, saved: LinkSeed, expected: LinkSeed) ->
 
 def saved_step(caller: str, name: str, value: object) -> int:
     """Return a parameter's saved count of steps, a number or a tensor of one number; refuse anything else."""
+    if isinstance(value, Tensor) and value.is_meta:
+        raise ValueError(
+            f"{caller}: the step of {name!r} is on the device meta, without a number. Load the file without "
+            "map_location='meta'."
+        )
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, (int, float)):

@@ -10,6 +10,7 @@ import torch
 from halfstep.hyperparameters import Arguments
 from halfstep_torch.engine.compiled_stage import is_at_hand
 from halfstep_torch.engine.inductor import find_cxx, missing_options
+from halfstep_torch.engine.kernel_store import folder
 from halfstep_torch.rules.adam import AdamW
 
 MODES = ("eager", "torch.compile")
@@ -65,6 +66,9 @@ def warm(recipe: Arguments) -> str:
     parameter.grad = torch.zeros_like(parameter)
     optimizer = AdamW([("weight", parameter)], compile=True, **recipe)
     optimizer.step()
-    stored = all(map(is_at_hand, optimizer._launches[None].batches))
-    where = "stored: steps are compiled from the first one on" if stored else "in torch.compile's cache"
-    return f"{torch.get_num_threads()} threads, {where}"
+    if not all(map(is_at_hand, optimizer._launches[None].batches)):
+        return f"{torch.get_num_threads()} threads, in torch.compile's cache"
+    return (
+        f"stored in {folder()}: there steps are compiled from the first one on, in processes of "
+        f"{torch.get_num_threads()} threads on this kind of processor"
+    )
