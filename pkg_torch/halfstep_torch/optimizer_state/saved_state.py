@@ -132,7 +132,8 @@ def may_make_state(optimizer: StateOwner) -> bool:
         return False
     params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     rates = [group.get("lr") for group in optimizer.param_groups]
-    # Of a rate on meta, nobody knows the number; the step refuses it by name.
-    known = [rate is not None and not getattr(rate, "is_meta", False) for rate in rates]
-    at_zero = all(known) and all(float(rate) == 0 for rate in rates)
+    # A rate on meta has no number; the step refuses it by name.
+    at_zero = all(
+        rate is not None and not getattr(rate, "is_meta", False) and float(rate) == 0 for rate in rates
+    )
     return at_zero and all(param.grad is not None for param in params)
