@@ -111,3 +111,20 @@ def test_the_archive_of_the_vectors_depends_on_the_vectors_alone(tmp_path):
         assert {f"vectors/{path.name}" for path in (ROOT / "shared_spec" / "vectors").glob("*.json")} == set(
             file.namelist()
         )
+
+
+@pytest.mark.slow
+def test_the_tests_run_beside_a_plugin_that_warns_as_it_starts(tmp_path):
+    """As pytest-benchmark does beside xdist: with warnings as errors, the whole run ended."""
+    (tmp_path / "benchmark-1.dist-info").mkdir()
+    (tmp_path / "benchmark-1.dist-info" / "METADATA").write_text("Name: benchmark\nVersion: 1\n")
+    points = "[pytest11]\nbenchmark = benchmark_that_warns\n"
+    (tmp_path / "benchmark-1.dist-info" / "entry_points.txt").write_text(points)
+    plugin = "import warnings\n\ndef pytest_configure():\n    warnings.warn('disabled beside xdist')\n"
+    (tmp_path / "benchmark_that_warns.py").write_text(plugin)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "tests/halfstep/test_memory.py"]
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = paths
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
