@@ -25,10 +25,15 @@ def place(request, device, tmp_path):
         yield lambda x: x
         return
     backend = "gloo" if device == "cpu" else "nccl"
+    if device != "cpu":  # else a mesh warns that it chooses one
+        torch.accelerator.set_device_index(0)
+        torch.empty(0, device=device)
     dist.init_process_group(backend, init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    mesh = init_device_mesh(device, (1,))
-    yield lambda x: DTensor.from_local(x, mesh, [Shard(0)] if x.dim() else None, run_check=False)
-    dist.destroy_process_group()
+    try:
+        mesh = init_device_mesh(device, (1,))
+        yield lambda x: DTensor.from_local(x, mesh, [Shard(0)] if x.dim() else None, run_check=False)
+    finally:  # an error here must not be one of the tests that follow
+        dist.destroy_process_group()
 
 
 def here(x: torch.Tensor) -> torch.Tensor:

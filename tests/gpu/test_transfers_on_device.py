@@ -6,6 +6,7 @@ import torch
 import halfstep_torch as hs
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_warm_step_waits_for_nothing(device, compile):
     params = [torch.nn.Parameter(torch.ones(shape, device=device).bfloat16()) for shape in ((64, 64), (7,))]

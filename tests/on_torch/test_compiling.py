@@ -4,7 +4,9 @@ import collections
 import contextlib
 import cProfile
 import itertools
+import sys
 import time
+import types
 
 import pytest
 import torch
@@ -256,3 +258,18 @@ def test_a_step_inside_a_compiled_function_has_the_bits_of_one_outside(compile):
         assert torch.equal(train(torch.ones(3)), torch.full((3,), 3.0))
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
+
+
+def test_a_machine_without_a_cuda_toolkit_compiles_where_warnings_are_errors(monkeypatch):
+    """torch then says that powers may have other bits. On a device that ended the first compiled step."""
+    tasks = pytest.importorskip("torch._inductor.runtime.compile_tasks")
+    choose = getattr(tasks, "_set_triton_libdevice_path_impl", None) or pytest.skip("this torch chooses none")
+    knobs = types.SimpleNamespace(nvidia=types.SimpleNamespace(libdevice_path=None))
+    monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(knobs=knobs))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
+    monkeypatch.delenv("TRITON_LIBDEVICE_PATH", raising=False)
+    with pytest.raises(UserWarning, match="CUDA_HOME not set"):
+        choose()
+    with inductor.compiling():
+        choose()

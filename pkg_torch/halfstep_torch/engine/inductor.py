@@ -157,6 +157,8 @@ def compiling() -> Iterator[None]:
             warnings.simplefilter("ignore", DeprecationWarning)
             # Inductor says that it runs such a kernel more slowly.
             warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
+            # Without a CUDA toolkit it says that powers may have other bits; only L4 has one, of any bits.
+            warnings.filterwarnings("ignore", ".*using Triton's bundled libdevice", UserWarning)
             # Lengths are dynamic; what a stage says (bits of mantissa, units, elements of a block) is fixed.
             with _specialized():
                 yield
