@@ -2,9 +2,11 @@
 
 import functools
 import importlib
+import inspect
 import io
 import pickle
 import types
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,46 @@ def test_a_transform_outlives_a_donated_state(make):
     first = jax.tree.map(np.asarray, tx.init(P))
     donated(tx.init(P))
     assert_trees_same(tx.init(P), first)
+
+
+def makes_a_transform(function) -> bool:
+    returned = typing.get_type_hints(function).get("return") if inspect.isfunction(function) else None
+    return inspect.isclass(returned) and issubclass(returned, optax.GradientTransformation)
+
+
+# For the parameters without a default.
+GIVEN = {
+    "config": {"name": "adamw", "learning_rate": 1e-3},
+    "decay": 0.9,
+    "every_k": 2,
+    "format": "bfloat16",
+    "inner": optax.sgd(1e-3, momentum=0.9),
+    "learning_rate": 1e-3,
+    "links": hs.adam(1e-3),
+    "max_norm": 1.0,
+    "specs": jax.sharding.PartitionSpec(),
+    "threshold": 1.0,
+}
+TRANSFORMS = [
+    name for name in hs.__all__ if name != "as_transform" and makes_a_transform(getattr(hs, name))
+]
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_weights_and_first_state_share_no_buffer(name):
+    """With the weights: two leaves of one buffer would be donated twice."""
+    fields = inspect.signature(getattr(hs, name)).parameters.values()
+    needed = [x.name for x in fields if x.default is x.empty and x.kind != x.VAR_KEYWORD]
+    tx = getattr(hs, name)(*(GIVEN[x] for x in needed))
+    params = {"w": jnp.copy(P["w"]), "v": P["w"].astype(jnp.float32)}
+    buffers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves((params, tx.init(params)))]
+    assert len(set(buffers)) == len(buffers)
+
+
+def test_a_donated_step_begins_a_sum_of_gradients():
+    tx = hs.accumulate_gradients(hs.adamw(1e-3), every_k=2)
+    state = jax.jit(tx.update, donate_argnums=1)(G, tx.init(P), P)[1]
+    assert state.mini_step == state.count == 1
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -91,8 +91,9 @@ def accumulate_gradients(
     def init(params):
         check_params(_FUNCTION, params)
         sums = jax.tree.map(lambda p: jnp.full_like(p, -0.0, dtype=name), params)
-        zero = jnp.zeros([], jnp.int32)
-        return AccumulateGradientsState(zero, zero, new_seed(words), sums, inner.init(params))
+        # Two arrays: one buffer cannot be donated twice.
+        count, mini_step = jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32)
+        return AccumulateGradientsState(count, mini_step, new_seed(words), sums, inner.init(params))
 
     def update(updates, state, params=None, **extra_args):
         check_state(_FUNCTION, state, AccumulateGradientsState)
