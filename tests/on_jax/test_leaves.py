@@ -166,6 +166,49 @@ def test_a_missing_gradient_leaves_weight_and_moments_as_they_are():
     assert_trees_same(hs.apply_updates(params, updates, 0, 1)["a"], params["a"])
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hs.adamw(1e-3, recipe="eight_bit"),
+        lambda: hs.adamw(1e-3, recipe="one_pass"),
+        lambda: hs.lion(1e-3, recipe="eight_bit"),
+    ],
+)
+def test_a_missing_gradient_leaves_codes_as_they_are(make):
+    tx, params = make(), {"v": weights((64, 64)), "w": weights((64, 64))}
+    state = tx.init(params)
+    _, state = tx.update(params, state, params)
+    updates, after = tx.update(params | {"v": None}, state, params)
+    assert updates["v"] is None
+    codes = [[x for name, x in state_leaves(s) if name.endswith("/v")] for s in (state, after)]
+    assert len(codes[0]) > 0
+    assert_trees_same(*codes)
+
+
+def state_leaves(state):
+    paths = jax.tree_util.tree_leaves_with_path(state)
+    return [("/" + jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in paths]
+
+
+def test_a_missing_gradient_of_dithered_codes_is_refused():
+    tx = hs.adamw(1e-3, recipe="four_bit")
+    params = {"v": weights((64, 64)), "w": weights((64, 64)), "small": weights(3)}
+    state = tx.init(params)
+    # Too small for codes of 4 bits.
+    assert tx.update(params | {"small": None}, state, params)[0]["small"] is None
+    with pytest.raises(ValueError, match=r"the gradient of 'v' is None, and its mu, in codes of 4 bits"):
+        tx.update(params | {"v": None}, state, params)
+    zeros = params | {"v": jnp.zeros_like(params["v"])}
+    assert tx.update(zeros, state, params)[0]["v"].shape == (64, 64)
+
+
+def test_a_wrapped_transform_that_drops_an_array_is_named():
+    tx = hs.store_state(optax.sgd(1e-3, momentum=0.9), "bfloat16")
+    params = {"v": weights(8), "w": weights(8)}
+    with pytest.raises(ValueError, match=r"dropped or added arrays of its state, such as '0/trace/v'"):
+        tx.update(params | {"v": None}, tx.init(params), params)
+
+
 def test_an_empty_tree_takes_a_step():
     for tree in ({}, None, {"a": None}):
         tx = hs.adamw(1e-3)

@@ -59,9 +59,7 @@ GIVEN = {
     "specs": jax.sharding.PartitionSpec(),
     "threshold": 1.0,
 }
-TRANSFORMS = [
-    name for name in hs.__all__ if name != "as_transform" and makes_a_transform(getattr(hs, name))
-]
+TRANSFORMS = [name for name in hs.__all__ if name != "as_transform" and makes_a_transform(getattr(hs, name))]
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

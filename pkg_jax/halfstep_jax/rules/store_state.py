@@ -219,6 +219,13 @@ class _Storage:
     def encode(self, arrays: list[_Array], state, seed: jax.Array, count: jax.Array) -> tuple[Tree, Tree]:
         """Return the codes and the scales of the wrapped transform's new state."""
         values = jax.tree.leaves(state)
+        if len(values) != len(arrays):
+            kept = {name for name, _ in named_leaves(state)}
+            lost = next((array.name for array in arrays if array.name not in kept), "")
+            raise ValueError(
+                f"{_FUNCTION}: the wrapped transform dropped or added arrays of its state, such as '{lost}'. "
+                "Optax's do so where a gradient is None. Pass zeros."
+            )
         if not arrays:
             return self._trees(arrays, state, [])
         keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,))

@@ -158,8 +158,13 @@ class StoredMoment:
         ]
         # Of another recipe codes may be of another shape too: their dtype says more.
         unshaped = leaves.match_any_shape(codes, "state", _HINT)
-        for name, fmt, code, dtype in zip(leaves.names, formats, unshaped, dtypes, strict=True):
-            self._check_dtype(name, fmt, code, dtype)
+        for name, shape, fmt, code, dtype in zip(
+            leaves.names, shapes, formats, unshaped, dtypes, strict=True
+        ):
+            if shape is not None:
+                self._check_dtype(name, fmt, code, dtype)
+            elif self.dithered and kept.get(name) is not None:
+                self._refuse_leaving_out(name)
         all_codes = leaves.match(codes, self.name, _HINT, due)
         return [
             Encoded(code, kept.get(name))
@@ -306,6 +311,14 @@ class StoredMoment:
                 f"{self.caller}: {what} is {dtype}, {self.dtype_name} is {fmt.dtype}. "
                 "Pass the state that init made."
             )
+
+    def _refuse_leaving_out(self, leaf: str) -> None:
+        """Refuse no gradient for codes that are decoded with the words of the step before."""
+        raise ValueError(
+            f"{self.caller}: the gradient of '{leaf}' is None, and its {self.name}, in codes of 4 bits, is "
+            "decoded with the random words of the last step, so a step cannot leave it out. Pass zeros, "
+            f'which let it decay, or {self.dtype_name} of recipe "eight_bit".'
+        )
 
     def _checked(self, leaf: str, shape: tuple[int, ...], fmt: Format | None, codes, scale) -> Encoded:
         fmt = fmt or as_format(self.caller, self.dtype_name, codes.dtype)
