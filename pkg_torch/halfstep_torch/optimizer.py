@@ -22,7 +22,13 @@ from halfstep_torch.engine.step_warnings import warn_of_nothing, warn_of_step
 from halfstep_torch.launch import Launch, Parameters
 from halfstep_torch.leaves.checks import check_params
 from halfstep_torch.leaves.found_names import with_names_found
-from halfstep_torch.leaves.group_names import Group, NamedMembers, StateDict, parameter_names
+from halfstep_torch.leaves.group_names import (
+    Group,
+    NamedMembers,
+    StateDict,
+    parameter_names,
+    settle_empty_groups,
+)
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
 from halfstep_torch.links.link import Link
 from halfstep_torch.optimizer_state.byte_form import pickled, unpickled
@@ -357,6 +363,7 @@ class Optimizer(torch.optim.Optimizer):
         (TypeError), out of range, or nothing reads it (ValueError).
         """
         param_group, choices = choices_of(self, param_group)
+        settle_empty_groups(self.param_groups, param_group)
         super().add_param_group(param_group)
         self._choices.append(choices)
         try:

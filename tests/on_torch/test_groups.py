@@ -284,3 +284,46 @@ def test_flat_arrays_in_place_of_named_parameters_are_refused_with_the_way_out()
             optimizer.step()
     unnamed.step()
     assert (unnamed.param_groups[0]["params"][0] < 1).all()
+
+
+WITHOUT_PARAMETERS = {
+    "adamw": hs.AdamW,
+    "sgd": hs.SGD,
+    "muon": lambda groups, **kw: hs.Muon([{**group, "use_muon": False} for group in groups], **kw),
+    "schedule free": hs.AdamWScheduleFree,
+    "round_weights": lambda groups, **kw: hs.round_weights(torch.optim.SGD(groups, lr=1e-3), **kw),
+}
+
+
+@pytest.mark.parametrize("make", WITHOUT_PARAMETERS)
+@pytest.mark.parametrize("names", ["found", "passed", "keyword", "none"])
+def test_a_group_without_parameters_may_stand_anywhere(make, names):
+    """As where LoRA trains no bias: its trainers pass the empty group on. Named or not, it can be saved."""
+    for order in (1, -1):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4, bias=False).bfloat16()
+        params = list(model.named_parameters() if names == "passed" else model.parameters())
+        groups = [{"params": params}, {"params": [], "weight_decay": 0.0}][::order]
+        given = {"keyword": list(model.named_parameters()), "none": ()}.get(names)
+        if make == "round_weights" and names == "passed" and order == 1:
+            continue  # torch's own class refuses these
+        if make == "round_weights" and names == "passed":
+            groups[0]["param_names"] = []
+        optimizer = WITHOUT_PARAMETERS[make](groups, **({} if given is None else {"names": given}))
+        step_by_ones(optimizer)
+        assert [len(group["params"]) for group in optimizer.param_groups] == [1, 0][::order]
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        step_by_ones(optimizer)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_group_without_parameters_may_be_added_before_and_after(named):
+    a, b = (("a", torch.nn.Parameter(torch.ones(3))), ("b", torch.nn.Parameter(torch.ones(3))))
+    params = [a, b] if named else [a[1], b[1]]
+    optimizer = hs.AdamW([{"params": []}], names=())
+    for listed in (params[:1], [], params[1:], []):
+        optimizer.add_param_group({"params": listed})
+    step_by_ones(optimizer)
+    assert [group.get("param_names") for group in optimizer.param_groups] == (
+        [[], ["a"], [], ["b"], []] if named else [None] * 5
+    )

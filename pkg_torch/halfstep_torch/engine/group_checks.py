@@ -36,7 +36,7 @@ def choices_of(optimizer: Owner, param_group: Group) -> tuple[Group, GroupChoice
             param_group = {**param_group, "lr": rate}
         if optimizer._given_names is not None and "params" in param_group:
             params = with_names(caller, param_group["params"], optimizer._given_names)
-            param_group = {**param_group, "params": params}
+            param_group = {**param_group, "params": params, **({} if params else {"param_names": []})}
         elif optimizer.param_groups and "param_names" in optimizer.param_groups[0]:
             [param_group] = with_names_found(caller, [param_group])
             check_named(caller, param_group)

@@ -24,6 +24,7 @@ from halfstep_torch.leaves.group_names import (
     count_nameless,
     nameless_seeds,
     parameter_names,
+    settle_empty_groups,
     with_names,
 )
 from halfstep_torch.leaves.names import leaf_names
@@ -191,9 +192,12 @@ class RoundedWeights(torch.optim.Optimizer):
         self._optimizer, self._piece, self._compile = optimizer, piece_size, choice
         self._hold()
         groups = [dict(group) for group in optimizer.param_groups]
-        if (given := parameter_names(_FUNCTION, names)) is not None:
+        if given := parameter_names(_FUNCTION, names):
             groups = [{**g, "params": with_names(_FUNCTION, g["params"], given)} for g in groups]
-        super().__init__(with_names_found(_FUNCTION, groups), dict(optimizer.defaults))
+        looked_for = given or names is None  # an empty `names` means none
+        super().__init__(
+            with_names_found(_FUNCTION, groups) if looked_for else groups, dict(optimizer.defaults)
+        )
         self._whole = True
         params = [param for group in self.param_groups for param in group["params"]]
         refuse_shards(_FUNCTION, params, "Use an optimizer of halfstep_torch.")
@@ -239,6 +243,7 @@ class RoundedWeights(torch.optim.Optimizer):
         """Add a group, while the optimizer is built."""
         if self._whole:
             raise TypeError(f"{_FUNCTION}: groups are those of the optimizer. Add them before it is wrapped.")
+        settle_empty_groups(self.param_groups, param_group)
         super().add_param_group(param_group)
 
     @torch.no_grad()

@@ -99,6 +99,10 @@ def with_names_found(caller: str, params: Any) -> Any:  # as torch takes them, o
         in_order = iter(names)
         for group in groups:
             group["params"] = [(next(in_order), param) for param in group["params"]]
+        named = True
+    for group in groups:
+        if named and isinstance(group.get("params"), list) and not group["params"]:
+            group["param_names"] = []  # else torch takes the group for one without names
     return groups if in_groups else groups[0]["params"]
 
 

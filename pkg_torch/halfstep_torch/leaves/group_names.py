@@ -53,6 +53,22 @@ def given_names(groups: Iterable[Group]) -> list[str | None]:
     return [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
 
 
+def settle_empty_groups(groups: Sequence[Group], new: Group) -> None:
+    """Let groups without parameters stand beside any other group: torch takes all with names, or none."""
+    if not isinstance(new, dict) or isinstance(new.get("params", set()), set):
+        return  # which torch refuses
+    given = new["params"]
+    params = new["params"] = [given] if isinstance(given, Tensor) else list(given)
+    if params:
+        named = "param_names" in new or any(isinstance(x, tuple) for x in params)
+        empty = [group for group in groups if not group["params"]]
+    else:
+        named, empty = any("param_names" in group for group in groups), [new]
+    for group in empty:
+        group.pop("param_names", None)
+        group.update({"param_names": []} if named else {})
+
+
 class NamedMembers:
     """The names of all groups' parameters, kept by parameter.
 
