@@ -132,7 +132,10 @@ def test_parts_of_a_model_have_the_names_of_the_whole(caplog):
     with caplog.at_level(logging.INFO):
         optimizer = hs.AdamW(model["body"].parameters())
     assert names_in(optimizer) == [f"body.{name}" for name in NAMES]
-    assert caplog.messages == ["AdamW: the parameters have the names of ModuleDict, which owns them."]
+    [said] = caplog.messages
+    assert said.startswith(
+        "AdamW: the parameters have the names of ModuleDict, the outermost module that owns"
+    )
     optimizer.add_param_group({"params": model["head"].parameters()})
     assert names_in(optimizer)[-2:] == ["head.weight", "head.bias"]
 
@@ -227,3 +230,107 @@ def test_sums_of_gradients_have_the_words_of_names_too():
             model(x).square().mean().backward()
         handle.remove()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(told.parameters(), bare.parameters(), strict=True))
+
+
+class Holder(nn.Module):
+    """Which holds itself, so that it waits for the garbage collector once it is dropped."""
+
+    def __init__(self, *models):
+        super().__init__()
+        self.students = nn.ModuleList(models)
+        self.me = [self]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_dropped_module_that_is_not_collected_yet_names_nothing(count):
+    models = [
+        nn.Sequential(nn.Linear(3, 3)) if count == 1 else nn.ModuleDict({f"m{i}": nn.Linear(3, 3)})
+        for i in range(count)
+    ]
+    holder = Holder(*models)
+    params = [param for model in models for param in model.parameters()]
+    gc.disable()
+    try:
+        del holder
+        names = names_in(hs.AdamW(params))
+    finally:
+        gc.enable()
+    assert names == [name for model in models for name, _ in model.named_parameters()]
+
+
+def test_a_warning_names_the_module_that_was_chosen_where_an_inner_one_has_other_names(caplog):
+    model = net()
+    holder = Holder(model)
+    for _ in range(2):
+        assert names_in(hs.AdamW(model.parameters()))[0] == "students.0.0.weight"
+    [warning] = caplog.messages
+    assert "the parameters have the names of Holder, the outermost module that owns them, such as" in warning
+    caplog.clear()
+    hs.register_names(model)
+    assert names_in(hs.AdamW(model.parameters())) == NAMES
+    assert not caplog.messages
+    del holder
+
+
+def test_models_that_are_frozen_for_a_fork_are_not_found_and_the_log_says_so(caplog):
+    model = net()
+    gc.freeze()
+    try:
+        optimizer = hs.AdamW(model.parameters())
+        assert names_in(optimizer) == [None]
+        weights_after(model, optimizer, steps=1)
+        hs.register_names(model)
+        assert names_in(hs.AdamW(model.parameters())) == NAMES
+    finally:
+        gc.unfreeze()
+    [warning] = caplog.messages
+    assert "register_names(model) before. Models from before gc.freeze() are not found." in warning
+
+
+def test_one_search_finds_the_names_of_all_models_that_are_alive(monkeypatch):
+    models, searches, search = [net() for _ in range(5)], [], found_names._search
+    monkeypatch.setattr(found_names, "_search", lambda: [searches.append(1), search()])
+    for model in models:
+        assert names_in(hs.AdamW(model.parameters())) == NAMES
+    assert len(searches) <= 2  # before and after the garbage is collected
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_parameters_whose_names_were_found_can_be_swapped(registered):
+    """As `Module.to` does with a model of FSDP2: a tensor with a weak reference cannot be."""
+    model = net()
+    if registered:
+        hs.register_names(model)
+    optimizers = [hs.AdamW(model.parameters())]
+    optimizers.append(hs.round_weights(torch.optim.SGD(model.parameters(), lr=1e-3)))
+    for dtype in (torch.bfloat16, torch.float32, torch.bfloat16):
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            model.to(dtype)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        assert model[0].weight.dtype == dtype
+        for optimizer in optimizers:
+            optimizer.state.clear()
+            for param in model.parameters():
+                param.grad = torch.ones_like(param)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_the_way_out_for_a_tensor_in_no_module_is_a_pair(registered, caplog):
+    model, alpha = net(), nn.Parameter(torch.zeros(()))
+    if registered:
+        hs.register_names(model)
+        with pytest.raises(ValueError, match="is in no model of register_names") as error:
+            hs.AdamW([*model.parameters(), alpha])
+        said = str(error.value)
+    else:
+        said = log_of(caplog, [*model.parameters(), alpha])
+    assert '[*model.named_parameters(), ("log_alpha", log_alpha)]' in said
+    with pytest.raises(ValueError, match="some parameters have names, and others none") as error:
+        hs.AdamW([*model.named_parameters(), alpha])
+    assert '("log_alpha", log_alpha)' in str(error.value)
+    optimizer = hs.AdamW([*model.named_parameters(), ("log_alpha", alpha)])
+    assert names_in(optimizer) == [*NAMES, "log_alpha"]

@@ -131,7 +131,8 @@ MODEL = torch.nn.Linear(4, 4)
         (
             lambda: halfstep_torch.AdamW([("a", MODEL.weight), MODEL.bias]),
             ValueError,
-            "some parameters have names, and others none. Pass model.named_parameters().",
+            "some parameters have names, and others none. Pass pairs (name, parameter) alone, as in "
+            '[*model.named_parameters(), ("log_alpha", log_alpha)].',
         ),
         (lambda: halfstep_torch.clip_grad_norm_(MODEL, 1.0), TypeError, "Pass model.parameters()."),
         (

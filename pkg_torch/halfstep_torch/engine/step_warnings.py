@@ -1,5 +1,6 @@
 """Warnings about a step, each given once in a process."""
 
+import gc
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -63,18 +64,21 @@ def _warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, be
         nameless: how many parameters of the optimizer have no name.
         before: how many optimizers without names were built before of its seeds.
     """
+    frozen = " Models from before gc.freeze() are not found." if gc.get_freeze_count() else ""
     for batch in batches:
         if before and batch.plan.streams:
             say_once(
                 f"{caller}: several optimizers without names have one seed. Each draws words of its own, by "
                 "the order in which they were built: another order gives other bits. Pass names: "
-                "model.named_parameters(), or call halfstep_torch.register_names(model) before."
+                'model.named_parameters(), or pairs such as ("log_alpha", log_alpha) for tensors of no '
+                f"module, or call halfstep_torch.register_names(model) before.{frozen}"
             )
         elif nameless > 1 and batch.plan.streams:
             say_once(
                 f"{caller}: the parameters have no names, so their random words follow their order: results "
                 "change if parameters are reordered or sharded differently. Pass "
-                "model.named_parameters(), or call halfstep_torch.register_names(model) before."
+                'model.named_parameters(), and pairs such as ("log_alpha", log_alpha) for tensors of no '
+                f"module, or call halfstep_torch.register_names(model) before.{frozen}"
             )
         if batch.grad_dtype == torch.float16 and batch.group.scale is None:
             say_once(

@@ -215,4 +215,7 @@ def check_params(caller: str, params: object) -> None:
     if isinstance(params, Sequence):
         named = {isinstance(x, tuple) for x in params if isinstance(x, tuple | Tensor)}
         if len(named) > 1:
-            raise ValueError(f"{caller}: some parameters have names, and others none. {way_out}")
+            raise ValueError(
+                f"{caller}: some parameters have names, and others none. Pass pairs (name, parameter) alone, "
+                'as in [*model.named_parameters(), ("log_alpha", log_alpha)].'
+            )

@@ -150,7 +150,8 @@ def _match(
     name = next(name for name in names if name not in saved)
     raise ValueError(
         f"load_state_dict: parameter {name!r} is not in group {group} of the state dict, and names "
-        "decide the random words. Pass the parameters with the names of the run that was saved."
+        "decide the random words. Pass the parameters with the names of the run that was saved. "
+        "register_names(model), with prefix= if needed, sets them where none are passed."
     )
 
 
