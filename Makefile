@@ -78,9 +78,12 @@ docs: $(DOCS)/.ready  ## build the documentation site in out/site; a warning or 
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
 # An environment of its own: nothing of halfstep depends on these libraries.
-CLIENT_PACKAGES := numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16 tyro draccus
+CLIENT_PACKAGES := numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16 tyro draccus \
+	peft trl sentence-transformers stable-baselines3 skorch pytorch-ignite
+# fastai and timm ask for torchvision, whose build must be that of torch; torchtune for an older torchao.
+CLIENT_PACKAGES += fastcore fastdownload fastprogress fasttransform plum-dispatch pandas matplotlib requests
 CLIENTS_ALONE := torchtitan spmd_types torchastic labml labml-nn lerobot verl hydra-core omegaconf \
-	antlr4-python3-runtime
+	antlr4-python3-runtime fastai timm torchtune
 $(CLIENTS)/.ready: constraints.txt
 	@echo "Setting up $(CLIENTS)."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
@@ -94,7 +97,7 @@ $(CLIENTS)/.ready: constraints.txt
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries
 	PYTHONPATH=$(CURDIR)/pkg_torch:$(CURDIR)/shared_spec $(CLIENTS)/bin/python -m pytest -q -m clients \
-		tests/test_readme.py tests/on_torch/test_clients.py \
+		tests/test_readme.py tests/on_torch/test_clients.py tests/on_torch/test_client_resumes.py \
 		tests/on_torch/test_sharded_clients.py
 
 RELEASE_PACKAGES := build twine

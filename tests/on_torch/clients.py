@@ -1,4 +1,4 @@
-"""Marks of tests that drive other libraries."""
+"""What tests that drive other libraries share."""
 
 import importlib
 import importlib.machinery
@@ -8,6 +8,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    """Return all weights of a model, as one array."""
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 def needs(client: str):

@@ -8,11 +8,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from on_torch.clients import module_of, needs
-
-
-def weights(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+from on_torch.clients import module_of, needs, weights
 
 
 class Trainers:
