@@ -11,6 +11,9 @@ import pathlib
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import init_device_mesh
 
 import halfstep_torch as hs
 from on_torch.clients import module_of, needs, weights
@@ -71,7 +74,9 @@ def assert_resumes(folder: pathlib.Path, make) -> None:
 
 
 @needs("trl")
-def test_trl_resumes_adapters_to_the_bit(tmp_path):
+@pytest.mark.parametrize("optimizer", [hs.AdamW, hs.integrations.transformers], ids=["class", "factory"])
+def test_trl_resumes_adapters_to_the_bit(optimizer, tmp_path):
+    """Adapters have no biases and norms: the trainer's group of what does not decay is empty."""
     import datasets
     import transformers
     import trl
@@ -85,7 +90,7 @@ def test_trl_resumes_adapters_to_the_bit(tmp_path):
             train_dataset=datasets.Dataset.from_list(TOKENS),
             processing_class=transformers.AutoTokenizer.from_pretrained(where),
             peft_config=lora(),
-            optimizer_cls_and_kwargs=(hs.integrations.transformers, {"lr": 1e-2, "param_storage": "split16"}),
+            optimizer_cls_and_kwargs=(optimizer, {"lr": 1e-2, "param_storage": "split16"}),
         )
 
     assert_resumes(tmp_path / "run", make)
@@ -93,7 +98,8 @@ def test_trl_resumes_adapters_to_the_bit(tmp_path):
 
 @needs("peft")
 @pytest.mark.parametrize("quantized", [False, True])
-def test_trainer_resumes_adapters_to_the_bit(quantized, tmp_path):
+@pytest.mark.parametrize("optimizer", [hs.AdamW, hs.integrations.transformers], ids=["class", "factory"])
+def test_trainer_resumes_adapters_to_the_bit(optimizer, quantized, tmp_path):
     """Over a model of 4 bits, too, whose frozen weights are codes of bitsandbytes."""
     import peft
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
@@ -115,7 +121,7 @@ def test_trainer_resumes_adapters_to_the_bit(quantized, tmp_path):
             peft.get_peft_model(model, lora()),
             TrainingArguments(str(folder), **TRAINER_OPTIONS),
             train_dataset=tokens,
-            optimizer_cls_and_kwargs=(hs.integrations.transformers, {"lr": 1e-2}),
+            optimizer_cls_and_kwargs=(optimizer, {"lr": 1e-2}),
         )
 
     assert_resumes(tmp_path / "run", make)
@@ -311,3 +317,31 @@ def test_steps_in_backward_of_torchtune_resume_to_the_bit(monkeypatch):
     for model, _ in (whole, resumed):
         backward(model, 3)
     assert torch.equal(weights(whole[0]), weights(resumed[0]))
+
+
+@needs("verl")
+def test_a_model_that_verl_offloads_between_steps_has_the_bits_of_one_that_stays(monkeypatch, tmp_path):
+    """By its own functions: an RL trainer moves model and state out of memory in every iteration."""
+    besides = "verl.utils.device", "verl.utils.model", "peft.utils.save_and_load"
+    verl = module_of(monkeypatch, "verl.utils.fsdp_utils", *besides)
+    monkeypatch.setattr(verl, "get_device_id", lambda: "cpu")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        mesh, found = init_device_mesh("cpu", (1,)), []
+        for offloads in (False, True):
+            model = net()
+            for part in (*model, model):
+                fully_shard(part, mesh=mesh)
+            optimizer = hs.AdamW(model.parameters(), lr=1e-2, recipe="eight_bit", compile=False)
+            for seed in range(3):
+                backward(model, seed)
+                optimizer.step(zero_grad=True)
+                if offloads:
+                    verl.offload_fsdp2_model_to_cpu(model, empty_cache=False)
+                    verl.offload_fsdp_optimizer(optimizer)
+                    verl.load_fsdp2_model_to_gpu(model)
+                    verl.load_fsdp_optimizer(optimizer, "cpu")
+            found.append(torch.cat([p.to_local().detach().reshape(-1) for p in model.parameters()]))
+        assert torch.equal(*found)
+    finally:
+        dist.destroy_process_group()
