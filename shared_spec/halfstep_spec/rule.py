@@ -275,7 +275,7 @@ class Rule:
         """How the moments are stored, by the names that they have in JAX's state."""
         declared = self.declared()
         for name, d in declared.items():
-            self._check_unit(name, d, declared)
+            self._check_format(name, d, declared)
         return {
             name: StoredMoment(
                 getattr(self, d.dtype),
@@ -290,9 +290,13 @@ class Rule:
             for name, d in declared.items()
         }
 
-    def _check_unit(self, name: str, d: Moment, declared: Mapping[str, Moment]) -> None:
-        """Raise ValueError for a moment in units of a root that is not there, or beyond what codes hold."""
+    def _check_format(self, name: str, d: Moment, declared: Mapping[str, Moment]) -> None:
+        """Raise ValueError for a format that cannot hold a moment: its sign, its unit or its size."""
         fmt, rule = as_format(getattr(self, d.dtype)), type(self).__name__
+        if d.signed and not fmt.codes.signed:
+            raise ValueError(
+                f"{rule}: {d.dtype}={fmt.dtype} has no sign, and {name} has one. Use it for a second moment."
+            )
         second = as_format(getattr(self, declared[d.unit].dtype)) if d.unit else None
         early = second is not None and second.has_inverse_root
         if getattr(self, d.rounding) == "feedback" and (not d.linear or early):

@@ -134,6 +134,21 @@ def refuses(rule: Rule, message: str):
         stepped(rule)
 
 
+@pytest.mark.parametrize("name", ["ufloat8_e6m2", "ufloat8_e5m3", "uroot8", "udynamic8", "ulinear4"])
+def test_a_format_without_a_sign_is_refused_for_a_first_moment(name):
+    """The generator wrote golden vectors of an optimizer that both packages refuse."""
+    fmt = next(
+        make(name)
+        for make, kinds in (
+            (spec.Format, spec.PLAIN_CODES),
+            (spec.scaled, spec.SCALED_CODES),
+            (spec.codebook, spec.CODEBOOK_CODES),
+        )
+        if name in kinds
+    )
+    refuses(Averages(mu_dtype=fmt), f"mu_dtype={name} has no sign, and mu has one. Use it for a second")
+
+
 class OtherShape(Averages):
     def update(self, g, p, n, moments):
         return super().update(g, p, n, moments)[0]

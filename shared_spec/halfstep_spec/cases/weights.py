@@ -28,7 +28,7 @@ _MU = {
     "ufloat8_e6m2": "float8_e5m2",
     "uroot8": "float8_e3m4",
 }
-"""What mu is stored in beside a nu without a sign; beside any other it is as nu."""
+"""What mu is stored in beside a nu without a sign, if not in float16; beside any other nu it is as nu."""
 
 
 def cases() -> list[Case]:
@@ -50,9 +50,9 @@ def _format_cases():
     scaled_nu = (name for name, codes in SCALED_CODES.items() if codes.for_second_moments)
     for nu in (*scaled_nu, *(name for name in PLAIN_CODES if name in _MU)):
         for rounding in ("nearest", "stochastic"):
-            adam = ScaleByAdam(
-                mu_dtype=_small(_MU.get(nu, nu)), nu_dtype=_small(nu), mu_rounding=rounding, seed=7
-            )
+            signed = (SCALED_CODES | PLAIN_CODES)[nu].signed
+            mu = nu if signed else _MU.get(nu, "float16")
+            adam = ScaleByAdam(mu_dtype=_small(mu), nu_dtype=_small(nu), mu_rounding=rounding, seed=7)
             clauses = ("F1", "F6") if nu in PLAIN_CODES else ("F4", "F5", "F6")
             yield trajectory(Step(adam, 0.1), 1e-3, ("Scaled",), clauses)
     adam = ScaleByAdam(mu_dtype=_small("float8_e4m3fn"), nu_dtype=_small("ufloat8_e5m3"), seed=7)
