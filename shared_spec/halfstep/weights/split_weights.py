@@ -42,6 +42,11 @@ class SplitWeight:
         return self.dtype == "bfloat16"
 
     @property
+    def _lowest(self) -> int:
+        """The lowest pattern that takes further bits. Those of a zero bfloat16 are subnormal in float32."""
+        return 1 if self._is_cut else 0
+
+    @property
     def _mantissa_bits(self) -> int:
         return FLOAT_FORMATS[self.dtype].mantissa_bits + self.extra_bits
 
@@ -57,10 +62,10 @@ class SplitWeight:
         """
         k, magnitude = self.extra_bits, pattern & 0x7FFF
         # A weight that was rounded up is one too far from zero; the top of the further bits says so.
-        head = (magnitude - (extra >> (k - 1))) & 0x7FFF
-        # All ones but at a zero that was rounded up, an infinity that was not, and NaN. The bits beside such
-        # a weight are of the one that was there before.
-        extra = extra & ((head - (self._infinity >> k)) >> 31)
+        head = ((magnitude - (extra >> (k - 1))) - self._lowest) & 0x7FFF
+        # All ones but at a zero that was rounded up, an infinity that was not, NaN, and what is below the
+        # smallest bfloat16. The bits beside such a weight are of the one that was there before.
+        extra = extra & ((head - ((self._infinity >> k) - self._lowest)) >> 31)
         code = ((magnitude - (extra >> (k - 1))) << k) | extra
         value = code << (16 - k) if self._is_cut else xp.bits(self._value(xp, code))
         return xp.floats(value | ((pattern << 16) & ~_MAGNITUDE))
