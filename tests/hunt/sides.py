@@ -47,6 +47,10 @@ class Reference:
                 self.params[name], values, self.states[name], name, self.rate
             )
 
+    def set(self, weights: Patterns) -> None:
+        """Set the weights from outside."""
+        self.params = dict(weights)
+
     def after(self, gradients: Patterns) -> "Reference":
         """Return the run after a step; this one stays where it is."""
         run = copy.copy(self)
@@ -110,6 +114,12 @@ class Torch:
         for name, p in self.params.items():
             p.grad = tensor(gradients[name], self.setting.dtype) if name in gradients else None
         self.optimizer.step()
+
+    def set(self, weights: Patterns) -> None:
+        """Set the weights from outside."""
+        with torch.no_grad():
+            for name, p in self.params.items():
+                p.copy_(tensor(weights[name], self.setting.dtype))
 
     def arrays(self) -> Patterns:
         """Return the arrays as the reference names them."""
@@ -177,6 +187,10 @@ class Jax:
         """Take a step."""
         step = _jitted(self.setting, self.known, "step")
         self.params, self.state = step(*self.numbers, self.params, self.state, self.tree(gradients))
+
+    def set(self, weights: Patterns) -> None:
+        """Set the weights from outside."""
+        self.params = self.tree(weights)
 
     def arrays(self) -> Patterns:
         """Return the arrays as the reference names them."""

@@ -1,4 +1,4 @@
-"""Lives of a run: steps, files, other rates, new groups, frozen weights and other frameworks in any order.
+"""Lives of a run: steps, edits, files, rates, new groups, frozen weights and other frameworks in any order.
 
 After each event every array has the bits of the reference, which knows of none of them.
 """
@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 import halfstep_jax
 import halfstep_torch
+from hunt.edits import EDITS, edited
 from hunt.settings import EXAMPLES, SEED, Numbers, Setting, kinds_of_numbers, patterns
 from hunt.sides import Jax, Reference, Torch, assert_same_arrays, transform
 
@@ -93,6 +94,17 @@ class Life(RuleBasedStateMachine):
         with np.errstate(all="ignore"):
             self.due.step(gradients)
         self.run.step(gradients)
+
+    @rule(edit=st.sampled_from(tuple(EDITS)))
+    def edit_the_weights(self, edit):
+        """Set weights from outside."""
+        self.draws += 1
+        weights = {
+            name: edited(edit, p, self.setting.dtype, self.draws, _LEAST)
+            for name, p in self.due.params.items()
+        }
+        self.due.set(weights)
+        self.run.set(weights)
 
     @rule(rate=st.sampled_from((1e-2, 1e-3, 1e-5, 0.5)))
     def change_the_rate(self, rate):
