@@ -77,8 +77,11 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
 
     Rounds each weight to its dtype as its storage does. The rest goes to the array beside the weight:
     `compensate` rounds it to bfloat16. `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep
-    all of it. Moments and steps stay as they are. If anything is wrong, no weight is set. If it is
-    interrupted while it copies, the optimizer refuses to step or to be saved until this call is repeated.
+    all of it. If anything is wrong, no weight is set. If it is interrupted while it copies, the optimizer
+    refuses to step or to be saved until this call is repeated.
+
+    Moments and steps stay as they are. Under `param_storage="feedback"` and "int8" the first moment still has
+    the errors of the old weights: set it to zeros too (`docs/how-to/fed-back-weights.md`).
 
     Args:
         optimizer: whose parameters they are.
