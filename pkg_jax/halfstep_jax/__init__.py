@@ -58,6 +58,7 @@ from halfstep_jax.storage.relative import relative
 from halfstep_jax.storage.state_dtypes import codebook, scaled
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weight_averages import EmaParamsState, ema_params
+from halfstep_jax.weights.cast_updates import cast_updates
 from halfstep_jax.weights.chain_check import chain, check_chain
 from halfstep_jax.weights.narrow_weights import (
     CompensateState,
@@ -106,6 +107,7 @@ __all__ = [
     "apply_updates",
     "as_transform",
     "cast_params",
+    "cast_updates",
     "chain",
     "check_chain",
     "check_rule",

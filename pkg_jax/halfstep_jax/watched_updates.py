@@ -15,6 +15,9 @@ import numpy as np
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import Leaves
 
+# They keep further bits of the weight that they show, and of no other.
+EXACT_STORAGES = frozenset({"split_params", "keep_master_params"})
+
 
 class WatchedUpdates:
     """What watched links returned: stand-ins for their updates.
@@ -51,6 +54,12 @@ def watching(watched_updates: WatchedUpdates) -> Iterator[None]:
         yield
     finally:
         _watched.reset(token)
+
+
+def keeps_rounded_updates() -> bool:
+    """Whether a check runs, and a cast of what was stored leaves the weights as they were stored."""
+    watched_updates = _watched.get()
+    return watched_updates is not None and EXACT_STORAGES.isdisjoint(watched_updates.by.values())
 
 
 def is_wide(p) -> bool:

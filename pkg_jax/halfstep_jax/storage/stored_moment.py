@@ -303,8 +303,10 @@ class StoredMoment:
         if fmt is None and None not in (dtype, due) and dtype != due:
             raise TypeError(
                 f"{self.caller}: {what} is {dtype}, and its weight is {weight_dtype}, for which "
-                f"{self.dtype_name}=None makes {due}: the weight or the state was cast since init. Keep the "
-                f'dtype of the weight (eqx.apply_updates does not), or pass {self.dtype_name}="{dtype}".'
+                f"{self.dtype_name}=None makes {due}: the weight or the state was cast since init. "
+                "Apply updates by optax.apply_updates, which keeps the dtype (eqx.apply_updates does not). "
+                "If a library adds them, end the chain with cast_updates(). For weights cast on purpose, "
+                f'pass {self.dtype_name}="{dtype}".'
             )
         if fmt is not None and dtype is not None and dtype != fmt.code_dtype:
             raise TypeError(

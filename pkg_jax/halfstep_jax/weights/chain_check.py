@@ -257,6 +257,12 @@ def _fault(
     name = changed[0]
     culprit, storage = _culprit(tx, params, extra_args, name), str(trial.stored_by(name))
     link = _name(culprit)
+    if link == "cast_updates":
+        advice = (
+            f"cast_updates rounds the updates that {storage} applies to '{name}', and the bits kept in the "
+            'state are then of another weight. Use param_storage="stochastic", "feedback" or "compensated".'
+        )
+        return ChainFault(link, storage, frozenset(changed), advice)
     what = f"changes the updates that {storage} applies to '{name}', so they are rounded again and lost"
     if link in _MOVERS or _traced(culprit, params, extra_args).by:
         does, around = _MOVERS.get(link, ("wraps what stores the weights", "split16"))

@@ -189,7 +189,8 @@ def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
         if is_wide(p):
             raise ValueError(
                 f"{rule.name}: '{name}' is float32, and was of 16 bits when init made the state. Apply "
-                "updates by optax.apply_updates, which keeps the dtype (eqx.apply_updates does not)."
+                "updates by optax.apply_updates, which keeps the dtype (eqx.apply_updates does not). If a "
+                'library adds them, use param_storage="stochastic", and end the chain with cast_updates().'
             )
         if not nothing and (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
             continue
@@ -212,9 +213,10 @@ def _check_narrowest(rule: WeightRule, params, mark: jax.Array) -> None:
     now = narrowest(params)
     if is_wide(now) != is_wide(mark):
         raise ValueError(
-            f"{rule.name}: the narrowest weight is {now.dtype}, and was {mark.dtype} when init made the "
-            "state. Apply updates by optax.apply_updates, which keeps dtypes (eqx.apply_updates does not); "
-            "to cast weights, use set_float32_params, which casts the state too."
+            f"{rule.name}: the narrowest weight is {now.dtype}, and the state is of weights whose narrowest "
+            f"is {mark.dtype}: weights or state were cast since init. Apply updates by optax.apply_updates, "
+            "which keeps dtypes (eqx.apply_updates does not). If a library adds them, end the chain with "
+            "cast_updates(). To cast weights, use set_float32_params, which casts the state too."
         )
 
 
