@@ -1,6 +1,7 @@
 """Optax transforms on torch parameters: the bits of the same run in JAX, and torch's ways around it."""
 
 import io
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -264,3 +265,14 @@ def test_a_file_of_another_run_or_a_damaged_one_changes_nothing(run, tmp_path):
             optimizer.load_state(wrong)
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), state, optimizer.optax_state))
+
+
+def test_steps_saves_and_loads_of_several_threads_come_one_after_the_other(tmp_path):
+    model = model_of()
+    optimizer = OptaxOptimizer(model.named_parameters(), optax.sgd(0.5))
+    lock = optimizer._lock = unittest.mock.MagicMock()
+    take(model, optimizer, gradients(model, 1))
+    optimizer.save_state(tmp_path / "run")
+    optimizer.load_state(tmp_path / "run")
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert lock.__enter__.call_count == 5

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from halfstep.checkpoint.state_file import FileArray, read_state_file, write_sta
 from halfstep_jax.checkpoint.save_state import read_state, state_file_of
 from halfstep_jax.leaf_calls import Tree
 from halfstep_torch.bridge.arrays import address, copy_into, device_of, own_copy, to_jax
+from halfstep_torch.engine.signals import between_steps
 from halfstep_torch.leaves.checks import check_grad, check_weight
 from halfstep_torch.leaves.found_names import with_names_found
 from halfstep_torch.leaves.group_names import Group, StateDict, check_names
@@ -68,7 +70,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable, tx: Transforms) -> None:
-        self._building = True
+        self._building, self._lock = True, threading.RLock()
         super().__init__(with_names_found(_NAME, params), {})
         self._building = False
         self._params = dict(self._named())
@@ -126,6 +128,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         """Return copies of the weights, by leaf name: the tree of which `optax_state` is the state."""
         return {name: own_copy(to_jax(p, self._devices[name])[0]) for name, p in self._params.items()}
 
+    @between_steps
     @torch.no_grad()
     # It returns what `closure` returns.
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -186,6 +189,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
             state = state._replace(inner_states={**state.inner_states, str(i): part})
         return state
 
+    @between_steps
     def state_dict(self) -> StateDict:
         """Return the state as tensors, with the header of a state file; it loads with `weights_only=True`."""
         header, arrays = state_file_of("state_dict", self.jax_params(), self.optax_state, self._tx)
@@ -201,6 +205,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
             },
         }
 
+    @between_steps
     def load_state_dict(self, state_dict: SavedState) -> None:
         """Restore the state of the same transform, bit for bit; weights are the model's.
 
@@ -224,6 +229,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         _, self.optax_state = read_state("load_state_dict", header, arrays, params, self._tx)
         self._show_rates()
 
+    @between_steps
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write weights and state to a state file, from which JAX goes on, and torch where all is halfstep's.
 
@@ -232,6 +238,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         """
         write_state_file(path, *state_file_of("save_state", self.jax_params(), self.optax_state, self._tx))
 
+    @between_steps
     @torch.no_grad()
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Set weights and state from a state file.
