@@ -16,6 +16,9 @@ from halfstep_jax.leaf_calls import Tree
 HELD_BY_FLOAT32 = ("float32", "bfloat16", "float16")
 # What links take: float64 they round to float32 as they read it, to nearest (contract P6).
 _TAKEN = (*HELD_BY_FLOAT32, "float64")
+WITHOUT_PARAMS = (
+    'Where a library passes none, build the optimizer of float32 weights with param_storage="nearest".'
+)
 _VALUE = jax.tree_util.GetAttrKey("value")
 _BOXES = ("Variable", "VariableState", "AxisMetadata")
 

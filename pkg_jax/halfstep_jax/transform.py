@@ -17,7 +17,7 @@ from halfstep.rule import Rule, declared, moments_of
 from halfstep.step import updated
 from halfstep.storage.moment_formats import check_feedback, check_power_unit, check_saturation, check_unit
 from halfstep_jax.leaf_calls import Tree, call_per_shape
-from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
+from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
@@ -275,9 +275,10 @@ def _weights(rule: Rule, leaves: Leaves, params) -> list[Tree]:
     if not rule.reads_params:
         return [None] * len(leaves.values)
     if params is None:
+        hint = f" {WITHOUT_PARAMS}" if rule.rounds_weights else ""
         raise ValueError(
             f"{rule.name}: params is None; {rule.reads_params}. "
-            "Pass params to update(updates, state, params)."
+            f"Pass params to update(updates, state, params).{hint}"
         )
     return leaves.weights(params)
 

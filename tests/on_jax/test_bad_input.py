@@ -154,7 +154,8 @@ ROWS = [
      "apply_updates: the update of 'w' has shape (3,), its weight (). Pass the params that the updates are for."),
     (lambda: update(hs.round_stochastically(), G, None), ValueError,
      "round_stochastically: params is None; the link rounds params + update. "
-     "Pass params to update(updates, state, params)."),
+     "Pass params to update(updates, state, params). "
+     'Where a library passes none, build the optimizer of float32 weights with param_storage="nearest".'),
     (lambda: update(hs.add_decayed_weights(0.1), G, None), ValueError,
      "add_decayed_weights: params is None; the link adds weight_decay * params. "
      "Pass params to update(updates, state, params)."),

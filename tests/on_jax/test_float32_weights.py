@@ -181,12 +181,14 @@ REFUSED = [
      "compensate: the state keeps nothing beside 'w', not bfloat16[3]. Pass the state that init made."),
     (lambda: hs.compensate().update(W, hs.compensate().init(W)), ValueError,
      "compensate: params is None; the link rounds params + update. "
-     "Pass params to update(updates, state, params)."),
+     "Pass params to update(updates, state, params). "
+     'Where a library passes none, build the optimizer of float32 weights with param_storage="nearest".'),
     (
         lambda: hs.split_params(optax.identity()).update(W, hs.split_params(optax.identity()).init(W)),
         ValueError,
         "split_params: params is None; the wrapper keeps further bits of params. "
-        "Pass params to update(updates, state, params).",
+        "Pass params to update(updates, state, params). "
+        'Where a library passes none, build the optimizer of float32 weights with param_storage="nearest".',
     ),
 ]  # fmt: skip
 

@@ -191,3 +191,16 @@ def test_implicit_promotion_and_debug_flags_find_nothing():
         hs.apply_updates(params, updates, 0, 1)
     with jax.debug_nans(True):
         run(hs.adamw(1e-3), params, rows)
+
+
+@pytest.mark.parametrize("recipe", [{}, {"recipe": "eight_bit"}, {"param_storage": "feedback"}])
+def test_float32_weights_are_stepped_without_params_as_the_error_says(recipe):
+    """As brax and dynamax call `update`."""
+    params = {"w": jnp.linspace(-1.0, 1.0, 8)}
+    tx = hs.adam(1e-3, **recipe)
+    with pytest.raises(ValueError, match=r'params is None; .*float32 weights with param_storage="nearest"'):
+        tx.update(params, tx.init(params))
+    tx = hs.adam(1e-3, **{**recipe, "param_storage": "nearest"})
+    due, _ = tx.update(params, tx.init(params), params)
+    updates, _ = tx.update(params, tx.init(params))
+    assert (updates["w"] == due["w"]).all()

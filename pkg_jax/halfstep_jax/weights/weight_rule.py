@@ -15,7 +15,7 @@ from jax import lax
 from halfstep.random_words import Role, leaf_id
 from halfstep.seeds import Seed
 from halfstep_jax.leaf_calls import Tree, call_per_shape
-from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
+from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
@@ -108,7 +108,8 @@ def weight_transform(
     def update(updates, state, params=None, **extra_args):
         if params is None:
             raise ValueError(
-                f"{rule.name}: params is None; {rule.why}. Pass params to update(updates, state, params)."
+                f"{rule.name}: params is None; {rule.why}. Pass params to update(updates, state, params). "
+                f"{WITHOUT_PARAMS}"
             )
         check_state(rule.name, state, rule.State)
         leaves = flatten_updates(rule.name, updates)
