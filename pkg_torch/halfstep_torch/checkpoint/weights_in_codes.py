@@ -12,6 +12,7 @@ from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep.storage.moment_formats import INT8
 from halfstep_torch.distributed.collectives import gather_whole
 from halfstep_torch.distributed.shards import is_sharded
+from halfstep_torch.engine.signals import between_steps
 from halfstep_torch.leaves.group_names import given_names
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.slots import new_state
@@ -41,6 +42,7 @@ class StoredParam:
         return _format(self.codes).decode(Encoded(self.codes, self.scale.reshape(-1))).to(dtype)
 
 
+@between_steps
 @torch.no_grad()
 def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
     """Return the weights that the state of `AdamW(..., param_storage="int8")` holds, by parameter names.
