@@ -61,7 +61,7 @@ CALLS = [
     (lambda: hs.AdamW([parameter(), parameter(torch.complex64)]), TypeError,
      "AdamW: the weight '1' is complex64; weights are real. Make a parameter of its parts, "
      "torch.view_as_real(weight), and torch.view_as_complex(parameter) in the model."),
-    (lambda: hs.AdamW([("w", torch.ones(2).to_sparse())]), TypeError,
+    (lambda: hs.AdamW([("w", torch.ones(2).to_sparse().requires_grad_())]), TypeError,
      "AdamW: the weight 'w' is sparse. Pass plain dense tensors."),
     (lambda: hs.AdamW([("w", torch.nn.Parameter(torch.ones(1).expand(3)))]), ValueError,
      "AdamW: elements of the weight 'w' share memory. Pass a clone of it."),

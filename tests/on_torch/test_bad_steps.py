@@ -132,7 +132,7 @@ def test_a_parameter_that_stands_twice_is_refused():
 
 
 def test_a_sharded_tensor_is_refused_by_its_name():
-    p = torch.ones(3).as_subclass(Wrapper)
+    p = torch.ones(3).as_subclass(Wrapper).requires_grad_()
     with pytest.raises(TypeError, match=r"^AdamW: the weight 'w' is a Wrapper. Pass plain dense tensors.$"):
         hs.AdamW([("w", p)])
 

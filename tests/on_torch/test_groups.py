@@ -327,3 +327,36 @@ def test_a_group_without_parameters_may_be_added_before_and_after(named):
     assert [group.get("param_names") for group in optimizer.param_groups] == (
         [[], ["a"], [], ["b"], []] if named else [None] * 5
     )
+
+
+OTHER_KINDS = {
+    dtype: torch.zeros(4, 4, dtype=dtype)
+    for dtype in (torch.uint8, torch.int8, torch.float64, torch.complex64)
+}
+
+
+@pytest.mark.parametrize("make", [hs.AdamW, hs.Muon, hs.SGD, hs.AdamWScheduleFree])
+def test_a_frozen_parameter_may_be_of_any_kind_until_it_has_a_gradient(make):
+    """As quantized weights under adapters (uint8), and rotary tables (complex64)."""
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
+    for dtype, x in OTHER_KINDS.items():
+        setattr(model, str(dtype).removeprefix("torch."), torch.nn.Parameter(x.clone(), requires_grad=False))
+    optimizer = make(model.named_parameters())
+    model.w.grad = torch.ones_like(model.w)
+    optimizer.step()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    values = hs.float32_params(optimizer)
+    assert {str(x.dtype).removeprefix("torch.") for x in values.values()} == {
+        "float32",
+        *(key for key, _ in model.named_parameters() if key != "w"),
+    }
+    hs.set_float32_params(optimizer, values)
+    hs.load_float32_state_dict(optimizer, hs.float32_state_dict(optimizer))
+    hs.describe(optimizer), hs.memory_report(model, optimizer), hs.diagnose(model, optimizer)
+    optimizer.step()
+    before = model.w.detach().clone()
+    model.float64.requires_grad_(True).grad = torch.ones(4, 4, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"the weight 'float64' is float64; weights are float32, bfloat16"):
+        optimizer.step()
+    assert torch.equal(model.w, before)

@@ -13,7 +13,7 @@ from halfstep_torch.distributed.placement import beside, placed_copy
 from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, sharding
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import between_steps
-from halfstep_torch.leaves.checks import check_has_numbers
+from halfstep_torch.leaves.checks import HELD_BY_FLOAT32, check_has_numbers
 from halfstep_torch.leaves.group_names import given_names
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
@@ -37,7 +37,8 @@ def float32_params(optimizer: Optimizer) -> Weights:
 
     Returns:
         Copies, float32 and row-major; the copy of a DTensor is a DTensor with the same placement. They are in
-        a dict by the parameters' names or, if the optimizer was given no names, in a list in its order.
+        a dict by the parameters' names or, if the optimizer was given no names, in a list in its order. A
+        frozen parameter of another kind, such as uint8, keeps its dtype.
 
     Raises:
         TypeError: if it is not an `Optimizer`.
@@ -56,7 +57,8 @@ def float32_params(optimizer: Optimizer) -> Weights:
     optimizer.check_loaded()
     values: dict[str | int, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
-        state, p32 = optimizer.state.get(param), local_part(param).detach().to(torch.float32).contiguous()
+        state, p32 = optimizer.state.get(param), local_part(param).detach().contiguous()
+        p32 = p32.to(torch.float32) if param.dtype in HELD_BY_FLOAT32 else p32
         arrays = (
             {name: beside(state[name], param).to(param.device) for name in plan.weights.arrays}
             if state
@@ -115,7 +117,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     for key, param, plan in parameters:
         placed = sharding(param)
         w = local_part(placed_copy(given[key].detach(), param, placed and placed[1]))
-        p32, arrays = plan.weights.store(w)
+        p32, arrays = plan.weights.store(w) if param.dtype in HELD_BY_FLOAT32 else (w, {})
         if arrays and not optimizer.state[param]:
             optimizer.state[param].update(optimizer._home.placed(param, plan, new_state(param, plan)))
         for name, array in arrays.items():
@@ -144,9 +146,13 @@ def _check_keys(caller: str, ours: list, given: list) -> None:
 
 
 def _check_value(caller: str, key: str | int, param: Tensor, value: object) -> None:
-    if not isinstance(value, Tensor) or value.dtype != torch.float32:
+    dtype = torch.float32 if param.dtype in HELD_BY_FLOAT32 else param.dtype
+    if not isinstance(value, Tensor) or value.dtype != dtype:
         given = dtype_name(value.dtype) if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{caller}: {key!r} is {given}; values are float32 tensors. Pass value.float().")
+        way_out = "value.float()" if dtype == torch.float32 else f"value.to({dtype})"
+        raise TypeError(
+            f"{caller}: {key!r} is {given}; values are {dtype_name(dtype)} tensors. Pass {way_out}."
+        )
     if value.shape != param.shape:
         raise ValueError(
             f"{caller}: {key!r} has shape {tuple(value.shape)}, its parameter {tuple(param.shape)}. "

@@ -19,7 +19,7 @@ from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.row_plan import StageRows, make_rows
 from halfstep_torch.engine.slots import Slot, SlotColumns
-from halfstep_torch.leaves.checks import LAST_STEP, check_count, check_grad
+from halfstep_torch.leaves.checks import LAST_STEP, check_count, check_grad, check_weight
 from halfstep_torch.links.link import Link
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
@@ -144,6 +144,8 @@ def make_batches(
         if i not in groups:
             groups[i] = read_group(i)
         group, state = groups[i], states.get(param)
+        if not state:
+            check_weight(group.caller, name, param)
         check_grad(group.caller, name, param)
         of_param = slots_of(group, name, param)
         if state:

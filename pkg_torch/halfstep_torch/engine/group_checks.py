@@ -78,6 +78,8 @@ def _check_new_group(optimizer: Owner) -> None:
     """Refuse the group that was added last, if steps could not follow it."""
     caller, last = optimizer._name, len(optimizer.param_groups) - 1
     group, named = optimizer.param_groups[last], list(optimizer._named())
+    # What is frozen may be of any kind: it is checked when it first has a gradient.
+    named = [(i, name, param) for i, name, param in named if param.requires_grad or param.grad is not None]
     of_group = [(name, param) for i, name, param in named if i == last]
     for name, param in of_group:
         check_weight(caller, name, param)

@@ -21,7 +21,8 @@ from halfstep_torch.storage.state_array import StateArray
 LAST_STEP = 2**31 - 1
 """Where the count stops (contract W5)."""
 _PLAIN = (Tensor, torch.nn.Parameter)
-_HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
+HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes of weights that are stepped. Others may be frozen."""
 
 
 def check_weight(caller: str, name: str, param: Tensor) -> None:
@@ -38,7 +39,7 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
             f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; weights are real. Make a parameter "
             "of its parts, torch.view_as_real(weight), and torch.view_as_complex(parameter) in the model."
         )
-    if param.dtype not in _HELD_BY_FLOAT32:
+    if param.dtype not in HELD_BY_FLOAT32:
         raise TypeError(
             f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; "
             "weights are float32, bfloat16 or float16. Cast it."
@@ -61,7 +62,7 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
             f"{caller}: the gradient of {name!r} is sparse; gradients are dense. "
             "Use sparse=False in the layer."
         )
-    if grad.dtype not in _HELD_BY_FLOAT32:
+    if grad.dtype not in HELD_BY_FLOAT32:
         raise TypeError(
             f"{caller}: the gradient of {name!r} is {dtype_name(grad.dtype)}; "
             "gradients are float32, bfloat16 or float16. Cast it."
