@@ -147,7 +147,8 @@ EDITS = [
      "Build the optimizer with the parameters of the run that was saved."),
     (((*HEADER, "names"), ["a/w", "a/bias", "scale"]),
      "load_state_dict: parameter 'a/b' is not in group 0 of the state dict, and names decide the random "
-     "words. Pass the parameters with the names of the run that was saved."),
+     "words. Pass the parameters with the names of the run that was saved. "
+     "register_names(model), with prefix= if needed, sets them where none are passed."),
     ((("state", 0, "exp_avg"), DELETED),
      "load_state_dict: the state of 'a/w' holds exp_avg_sq, step; this optimizer keeps exp_avg, "
      f"exp_avg_sq, step. {OTHER_FORMATS}"),
