@@ -315,3 +315,25 @@ def test_rms_follows_optax(switches):
             jax.jit(theirs.update)(g, states[1]),
         )
     np.testing.assert_allclose(u["w"], v["w"], rtol=10 * 2.0**-24 + 0.5 * 2.0**-23 / 0.01)
+
+
+@pytest.mark.parametrize("change", ["reversed", "removed", "saved"])
+def test_trained_weights_follow_their_parameters_when_groups_change(change):
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
+    ).bfloat16()
+    optimizer = halfstep_torch.AdamWScheduleFree(model.named_parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step(zero_grad=True)
+    trained = [p.detach().clone() for p in model.parameters()]
+    optimizer.eval()
+    listed = optimizer.param_groups[0]["params"]
+    if change == "removed":
+        listed.pop(0)
+    else:
+        listed.reverse()
+    if change == "saved":
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.train()
+    assert all(map(torch.equal, model.parameters(), trained))

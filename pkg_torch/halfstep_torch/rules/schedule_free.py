@@ -110,7 +110,7 @@ class AdamWScheduleFree(Optimizer):
     """
 
     named: ClassVar[Named | None] = SCHEDULE_FREE_ADAMW
-    _trained: list[Tensor] | None = None
+    _trained: dict[Tensor, Tensor] | None = None
 
     @takes_recipe(SCHEDULE_FREE_ADAMW.moments)
     def __init__(
@@ -147,7 +147,7 @@ class AdamWScheduleFree(Optimizer):
         values = averaged.values() if isinstance(averaged, dict) else averaged
         params = [param for _, _, param in self._named()]
         # Held before the first weight changes: from here on `train()` knows the weights, whatever happens.
-        self._trained = [param.detach().clone() for param in params]
+        self._trained = {param: param.detach().clone() for param in params}
         try:
             for param, value in zip(params, values, strict=True):
                 local_part(param).copy_(local_part(value))
@@ -160,7 +160,7 @@ class AdamWScheduleFree(Optimizer):
     def train(self) -> None:
         """Put the trained weights back, bit for bit. If it is interrupted, call it again."""
         if self._trained is not None:
-            for (_, _, param), weights in zip(self._named(), self._trained, strict=True):
+            for param, weights in self._trained.items():  # also of one that left its group since
                 local_part(param).copy_(local_part(weights))
             self._trained = None
 
@@ -171,8 +171,10 @@ class AdamWScheduleFree(Optimizer):
         if self._trained is not None:
             state = dict(state_dict["state"])
             ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-            for i, weights in zip(ids, self._trained, strict=True):
-                state[i] = {**state.get(i, {}), _TRAINED: weights}
+            params = [param for group in self.param_groups for param in group["params"]]
+            for i, param in zip(ids, params, strict=True):
+                if param in self._trained:
+                    state[i] = {**state.get(i, {}), _TRAINED: self._trained[param]}
             state_dict["state"] = state
         return state_dict
 
@@ -191,7 +193,7 @@ class AdamWScheduleFree(Optimizer):
                 (_checked_trained(name, saved.get(ids[i][name]), param), param)
                 for i, name, param in self._named()
             ]
-            trained = [weights.to(param, copy=True) for weights, param in named]
+            trained = {param: weights.to(param, copy=True) for weights, param in named}
         load(self, rest, lambda: setattr(self, "_trained", trained))
 
     def __getstate__(self) -> StateDict:
