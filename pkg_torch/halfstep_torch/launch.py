@@ -266,6 +266,8 @@ def _key_of(
     held: list[Array] = [*map(states.get, weights)]
     arrays = [x for state in held for x in state.values()]
     steps = [state["step"].item() + 1 for state in held]
+    if steps and min(steps) < 1:
+        raise ValueError(f"a count is {min(steps) - 1}")  # which the build reports with its name
     if steps and max(steps) > LAST_STEP:
         steps = [min(step, LAST_STEP) for step in steps]
     shards, given = [], (weights, grads, arrays)

@@ -101,3 +101,23 @@ def test_numbers_of_a_count_are_computed_once(monkeypatch):
     monkeypatch.setattr(Link, "step_numbers", lambda *args: computed.append(args[2]) or plain(*args))
     ours.step()
     assert computed == [30, 30]  # of Adam, and of the learning rate
+
+
+@pytest.mark.parametrize("count", [-1, -1000])
+@pytest.mark.parametrize("name", ["AdamW", "eight_bit", "Lamb"])
+def test_a_negative_count_is_refused_before_any_weight_moves(name, count):
+    """As after `state["step"] -= 1000`; -1 made NaN of all weights, and less the step did not end."""
+    p, q = (torch.nn.Parameter(torch.ones(24, 16).bfloat16()) for _ in range(2))
+    ours = OPTIMIZERS[name]([("p", p), ("q", q)])
+    step_by_ones(ours)
+    step_by_ones(ours)  # by the launch of the first
+    before = p.detach().clone()
+    for state in ours.state.values():
+        state["step"].fill_(count)
+    with pytest.raises(ValueError, match=f"the step of 'p' is {count}, and counts start at 0"):
+        step_by_ones(ours)
+    assert torch.equal(p, before)
+    for state in ours.state.values():
+        state["step"].fill_(0)
+    step_by_ones(ours)
+    assert p.isfinite().all()

@@ -145,12 +145,17 @@ def _where(mesh: Mesh | None, placements: Placements | None = None) -> str:
 
 
 def check_count(caller: str, name: str, count: object) -> None:
-    """Raise TypeError unless a parameter's count is a tensor that steps can increment in place."""
+    """Raise TypeError unless a count is a tensor that steps can increment in place, ValueError below 0."""
     if not isinstance(count, Tensor) or count.dtype != torch.int64 or count.dim():
         kind = f"{dtype_name(count.dtype)}{list(count.shape)}" if isinstance(count, Tensor) else repr(count)
         raise TypeError(
             f"{caller}: the step of {name!r} is {kind}, not a tensor int64[]. "
-            "Load state by load_state_dict, or write torch.tensor(step)."
+            "Load state by load_state_dict, or write torch.tensor(int(step))."
+        )
+    if count < 0:
+        raise ValueError(
+            f"{caller}: the step of {name!r} is {int(count)}, and counts start at 0. Write the number of "
+            "steps taken, or clear the state to start again."
         )
 
 
