@@ -7,6 +7,7 @@ import contextlib
 import glob
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -100,10 +101,10 @@ def write_state_file(path: str | os.PathLike[str], header: Header, arrays: Mappi
     _check_taken(header, len(text))
     digest = hashlib.sha256()
     with _replacing(pathlib.Path(path)) as file:
-        for piece in (len(text).to_bytes(8, "little"), text, *names):
-            for chunk in _chunks(arrays[piece].data) if isinstance(piece, str) else [piece]:
-                digest.update(chunk)
-                file.write(chunk)
+        pieces = ([len(text).to_bytes(8, "little"), text], *(_chunks(arrays[name].data) for name in names))
+        for piece in itertools.chain.from_iterable(pieces):
+            digest.update(piece)
+            file.write(piece)
         file.seek(_PLACE)
         file.write(digest.hexdigest().encode())
 
