@@ -13,7 +13,7 @@ from halfstep.monitor import NUMBERS, corner
 from halfstep_jax.description import describe, leaf_at_end, weights_that_links_store
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.moment_probe import NARROW, PAIRS
+from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS
 from halfstep_jax.storage.ends import count_at_ends, moment_pairs
 from halfstep_jax.weights.chain_check import chain_fault
 
@@ -34,7 +34,15 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         Args:
             params: the weights after the step.
             state: of `tx` after the step.
+
+        Raises:
+            TypeError: inside a function that JAX traces, such as under `jax.jit`: it would measure nothing.
         """
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, state))):
+            raise TypeError(
+                "Monitor: read is inside a function that JAX traces, and would run once, without numbers. "
+                "Call it in the training loop, with the params and state that the compiled step returns."
+            )
         return self._row(params, state)
 
     def _corners(self, params: Tree, state: Tree) -> list[jax.Array]:
@@ -62,11 +70,12 @@ def _corners(params) -> list[jax.Array]:
 
 def _measured(stored: set[str], formats: dict[tuple[str, str], str], before, params, state) -> jax.Array:
     """Return the numbers of a step, in the order of `NUMBERS`, norms as squares."""
-    moments = _moments_by_leaf(params, state)
+    moments, taken = _moments_by_leaf(params, state), _is_taken(state)
     sums = [jnp.zeros(5)]
     for old, (name, p) in zip(before, named_leaves(params), strict=True):
         now, kept = p[corner(p.shape)], [x[corner(x.shape)] for x in moments[name]]
         due = functools.reduce(jnp.logical_or, [x != 0 for x in kept]) if kept else jnp.ones(now.shape, bool)
+        due &= taken
         counts = p.dtype in NARROW
         lost = due & (now == old) if counts and name not in stored else jnp.zeros(now.shape, bool)
         moved, scale = now.astype(jnp.float32) - old.astype(jnp.float32), p.size / max(now.size, 1)
@@ -84,13 +93,31 @@ def _measured(stored: set[str], formats: dict[tuple[str, str], str], before, par
     return numbers
 
 
+def _is_taken(state) -> jax.Array:
+    """Return whether the last call of `update` was meant to move weights.
+
+    It was not while `optax.MultiSteps` or `accumulate_gradients` adds gradients, nor if `apply_if_finite` or
+    `skip_nonfinite` left the step out.
+    """
+    taken = jnp.array(True)
+    for path, x in named_leaves(state):
+        field = path.rsplit("/", 1)[-1]
+        if field == "mini_step":
+            taken &= (x == 0).all()
+        elif field == "last_finite":
+            taken &= x.all()
+    return taken
+
+
 def _moments_by_leaf(params, state) -> dict[str, list[jax.Array]]:
-    """Return the float arrays in a state that are like each weight, by weight."""
+    """Return the float arrays in a state that are like each weight, but sums of gradients, by weight."""
     weights = dict(named_leaves(params))
     moments: dict[str, list[jax.Array]] = {name: [] for name in weights}
     for path, x in named_leaves(state):
         leaf = leaf_at_end(path, weights)
         shape = getattr(x, "shape", None)
+        if not {*SUMS}.isdisjoint(path.split("/")):
+            continue
         if leaf in weights and shape == weights[leaf].shape and jnp.issubdtype(x.dtype, jnp.floating):
             moments[leaf].append(x)
     return moments

@@ -41,7 +41,9 @@ class Monitor:
 
     The first two are estimates, from the first 16,384 elements of each weight. An update counts as lost if a
     weight that is rounded to nearest stays where it was, and its moments are not all zero. As `diagnose`, it
-    takes the stochastic rounding of other libraries for a loss. Of DTensors each process counts its part.
+    takes the stochastic rounding of other libraries for a loss. Nothing is lost between two steps of an
+    accumulation of gradients, or by a step that is left out. Of DTensors the numbers are those of the whole
+    model, so all processes of a mesh must call `read`.
 
     What is wrong is said once in the log of the package, such as second moments at the ends of what
     `one_pass` holds.

@@ -162,6 +162,26 @@ def diagnoses_are_those_of_one_process(rank: int) -> None:
     assert hs.diagnose(Holder(alone), theirs(list(alone.params.items()))).updates_lost > 0
 
 
+def a_monitor_measures_the_whole_model(rank: int) -> None:
+    def row_of(run: Run) -> dict[str, float]:
+        watch = hs.Monitor(run.optimizer, every=1)
+        watch.read()
+        run.steps(2, 2)
+        row = watch.read()
+        assert row
+        return row
+
+    for recipe in ("default", "one_pass"):
+        make = functools.partial(adamw, **RECIPES[recipe])
+        wanted = row_of(Run(make).steps(1, 1))
+        for layout, _, place in layouts():
+            found = row_of(Run(make, place).steps(1, 1))
+            for name, x in wanted.items():
+                # Of a cut weight other elements are the first 16,384.
+                close = 0.02 if name == "update_norm" else 1e-5
+                assert abs(found[name] - x) <= close * abs(x), f"{recipe}, {layout}: {name}"
+
+
 def local_copies(run: Run) -> list[torch.Tensor]:
     tensors = [x for p in run.params.values() for x in (p, *run.optimizer.state[p].values())]
     local = (x.to_local() if hasattr(x, "to_local") else x for x in tensors)
@@ -243,6 +263,7 @@ def test_tools_treat_a_shard_as_it_is_in_the_whole(tmp_path: pathlib.Path):
         schedule_free_averages_are_those_of_one_process,
         reports_tell_this_process_from_all,
         float32_state_is_that_of_one_process,
+        a_monitor_measures_the_whole_model,
         released_gradients_step_as_after_backward,
         parameters_that_fully_shard_replaced_are_missed_by_name,
         functools.partial(

@@ -123,6 +123,50 @@ def test_weights_that_are_no_numbers_are_counted(rows):
     assert rows()[1][0]["nonfinite"] == START.size
 
 
+def test_read_under_jit_is_refused():
+    watch, params = halfstep_jax.Monitor(optax.sgd(0.1), 1), {"w": jnp.ones(4)}
+    with pytest.raises(TypeError, match=r"Call it in the training loop, with the params and state that"):
+        jax.jit(lambda p: watch.read(p, ()))(params)
+    assert watch.read(params, ()) is None
+    assert watch.read(params, ())["step"] == 2  # the refused call is not counted
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(),
+    lambda tx: halfstep_jax.accumulate_gradients(tx, every_k=2),
+])  # fmt: skip
+def test_gradients_that_are_still_added_lose_no_update(wrap):
+    rows = jax_rows(wrap(optax.sgd(1e-5)), steps=6, every=1)
+    lost = [row["updates_lost"] for row, _ in rows[1:]]
+    assert (lost[1], lost[3]) == (0, 0)
+    assert min(lost[2], lost[4]) > 0.9
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda tx: optax.apply_if_finite(tx, 8),
+    lambda tx: halfstep_jax.skip_nonfinite(tx),
+])  # fmt: skip
+def test_a_step_that_is_left_out_loses_no_update(wrap):
+    tx, params = wrap(optax.sgd(1e-5)), {"w": jnp.ones(8, jnp.bfloat16)}
+    watch, state = halfstep_jax.Monitor(tx, 1), tx.init(params)
+    for value, lost in ((1.0, 1), (jnp.nan, 0)):
+        _, after = tx.update({"w": jnp.full(8, value, jnp.bfloat16)}, state, params)
+        watch.read(params, state)
+        assert watch.read(params, after)["updates_lost"] == lost
+
+
+def test_a_step_that_a_scaler_leaves_out_loses_nothing():
+    param = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    param.grad = torch.ones_like(param)
+    optimizer = torch.optim.AdamW([param], lr=1e-5)
+    watch = halfstep_torch.Monitor(optimizer, 1)
+    optimizer.step()
+    watch.read()
+    assert watch.read()["updates_lost"] == 0
+    optimizer.step()
+    assert watch.read()["updates_lost"] == 1
+
+
 def test_float32_weights_lose_nothing():
     assert jax_rows(optax.adamw(1e-7), dtype=jnp.float32)[3][0]["updates_lost"] == 0
     rows = torch_rows(lambda named: torch.optim.SGD([p for _, p in named], 1e-9), dtype=torch.float32)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from halfstep import monitor
 from halfstep.monitor import corner
-from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.distributed.collectives import by_mesh, reduce_sum
+from halfstep_torch.distributed.shards import counts_here, is_sharded, local_part
 from halfstep_torch.report.moment_probe import PAIRS
 from halfstep_torch.report.probe_steps import (
     NARROW,
@@ -18,6 +19,9 @@ from halfstep_torch.report.probe_steps import (
     second_moments,
 )
 from halfstep_torch.storage.ends import count_at_ends
+
+Before = dict[Tensor, tuple[Tensor, float | None]]
+"""Of each parameter, before a step, its first elements and how many steps its state counts."""
 
 
 class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
@@ -32,11 +36,11 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         """Return a row at every `every`-th call, of the step that was taken, else None."""
         return self._row()
 
-    def _corners(self) -> dict[Tensor, Tensor]:
+    def _corners(self) -> Before:
         params = (p for group in self._optimizer.param_groups for p in group["params"])
-        return {p: _corner(p).clone() for p in params if p.requires_grad}
+        return {p: (_corner(p).clone(), _steps(self._optimizer, p)) for p in params if p.requires_grad}
 
-    def _measured(self, before: dict[Tensor, Tensor]) -> tuple[list[float], set[str]]:
+    def _measured(self, before: Before) -> tuple[list[float], set[str]]:
         return _measured(self._optimizer, before), _formats(self._optimizer)
 
 
@@ -45,28 +49,58 @@ def _corner(p: Tensor) -> Tensor:
     return here[corner(here.shape)] if here.dim() else here
 
 
+def _steps(optimizer: torch.optim.Optimizer, p: Tensor) -> float | None:
+    """Return how many steps of a parameter its state counts; None where it does not count."""
+    step = optimizer.state.get(p, {}).get("step")
+    return float(step) if isinstance(step, (int, float, Tensor)) else None
+
+
 @torch.no_grad()
-def _measured(optimizer: torch.optim.Optimizer, before: dict[Tensor, Tensor]) -> list[float]:
+def _measured(optimizer: torch.optim.Optimizer, before: Before) -> list[float]:
     """Return a row's numbers, in the order of `NUMBERS`, but for squares of norms."""
-    narrow = [p for p in before if p.dtype in NARROW]
-    lossy = set(rounded_to_nearest(optimizer, narrow))
-    rows = [_sums(optimizer, p, old, p in lossy) for p, old in before.items()]
-    lost, due, moved, weights = torch.stack([row.to(rows[0].device) for row in rows]).sum(0)
-    low, high, size = torch.zeros_like(lost), torch.zeros_like(lost), 0
-    for ends, count in _at_ends(optimizer):
-        low, high, size = low + ends[0].to(low), high + ends[1].to(high), size + count
-    shares = [low / max(size, 1), high / max(size, 1)]
-    numbers = torch.stack([lost / due.clamp(min=1), moved, weights, *shares]).tolist()
+    lossy = set(rounded_to_nearest(optimizer, [p for p in before if p.dtype in NARROW]))
+    sums = {p: _sums(optimizer, p, old, p in lossy) for p, old in before.items()}
+    for p, low, high, size in _at_ends(optimizer):
+        if p in sums:
+            sums[p][4:7] += torch.stack([low, high, torch.full_like(low, size)]).to(sums[p])
+    numbers = _totals(sums)
+    lost, due, moved, weights, low, high, size = numbers
+    nonfinite = 0.0
     # A sum of squares that is finite has finite summands: then nothing is counted one by one.
-    finite = all(map(math.isfinite, numbers))
-    return [*numbers, 0.0 if finite else sum(int((~torch.isfinite(local_part(p))).sum()) for p in before)]
+    if not all(map(math.isfinite, numbers)):
+        (nonfinite,) = _totals({p: (~local_part(p).isfinite()).sum().reshape(1).float() for p in before})
+    ends = [low / max(size, 1), high / max(size, 1)]
+    return [lost / max(due, 1), moved, weights, *ends, nonfinite]
 
 
-def _sums(optimizer: torch.optim.Optimizer, p: Tensor, old: Tensor, lossy: bool) -> Tensor:
-    """Return for a weight: lost updates, updates, and the squared norms of its movement and of itself."""
+def _totals(sums: dict[Tensor, Tensor]) -> list[float]:
+    """Return the sums over all parameters; of those that are DTensors, over the processes of their mesh."""
+    plain = [p for p in sums if not is_sharded(p)]
+    totals = [_total([sums[p] for p in plain])] if plain else []
+    for mesh, params in by_mesh([p for p in sums if is_sharded(p)], lambda p: p).items():
+        here = _total([sums[p] * counts_here(p) for p in params])
+        totals.append(reduce_sum(here.to(mesh.device_type), mesh))
+    return _total(totals).tolist()
+
+
+def _total(rows: list[Tensor]) -> Tensor:
+    return torch.stack([row.to(rows[0].device) for row in rows]).sum(0)
+
+
+def _sums(
+    optimizer: torch.optim.Optimizer, p: Tensor, before: tuple[Tensor, float | None], lossy: bool
+) -> Tensor:
+    """Return for a weight the sums of a row.
+
+    Lost updates, updates, the squared norms of its movement and of itself, and three places for its second
+    moments: at their smallest number, at their largest, and all.
+    """
+    old, steps = before
     here, now = local_part(p.detach()), _corner(p)
-    due = torch.full(now.shape, p.dtype in NARROW, device=now.device)
-    if lossy:
+    # A scaler leaves steps out, and gradients may still be added: then the state has not counted a step.
+    taken = p.dtype in NARROW and (steps is None or steps != _steps(optimizer, p))
+    due = torch.full(now.shape, taken, device=now.device)
+    if lossy and taken:
         state = optimizer.state.get(p, {})
         kept = [_corner(x) for key, x in state.items() if is_moment(p, key, x) and x.is_floating_point()]
         due = torch.stack([x != 0 for x in kept]).any(0) if kept else due
@@ -74,14 +108,15 @@ def _sums(optimizer: torch.optim.Optimizer, p: Tensor, old: Tensor, lossy: bool)
     weights = torch.linalg.vector_norm(here, dtype=torch.float32) ** 2
     lost = (due & (now == old)).sum() if lossy else due.new_zeros(())
     scale = here.numel() / max(now.numel(), 1)
-    return torch.stack([lost * scale, due.sum() * scale, moved * scale, weights])
+    sums = [lost * scale, due.sum() * scale, moved * scale, weights]
+    return torch.stack([*(x.float() for x in sums), *weights.new_zeros(3)])
 
 
-def _at_ends(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Tensor, Tensor], int]]:
-    """Yield the number of elements of our second moments at the ends of their codes, and of all elements."""
-    for _, second, first, state in second_moments(optimizer):
+def _at_ends(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+    """Yield of our second moments: parameter, elements at the ends of their codes, and all elements."""
+    for p, second, first, state in second_moments(optimizer):
         if (ends := count_at_ends(second, first, state)) is not None:
-            yield ends, state[second.key].numel()
+            yield p, *ends, state[second.key].numel()
 
 
 def _formats(optimizer: torch.optim.Optimizer) -> set[str]:
