@@ -7,6 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 
@@ -87,6 +88,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     rule = checked(rule)
     stored = {name: StoredMoment.of(rule, field) for name, field in moments_of(rule).items()}
     _check_units(rule, stored)
+    _check_numbers_now(rule)
     _try(rule, stored)
     words = seed_words(rule.name, getattr(rule, "seed", 0))
 
@@ -307,6 +309,22 @@ def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
             continue
         rates, names = (moment.rate, unit.rate), (moment.field.rate, unit.field.rate)
         check_unit(rule.name, moment.field, unit.field, rates, names)
+
+
+def _check_numbers_now(rule: Rule) -> None:
+    """Check formats for rates that are arrays, such as of `inject_hyperparams`, with the values of now.
+
+    Traced ones are not known, and roundings are chosen without, so that they do not depend on `jax.jit`.
+    """
+    numbers = {name: getattr(rule, name) for name in declared(type(rule)).numbers}
+    known = {
+        name: np.float32(x)
+        for name, x in numbers.items()
+        if isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    }
+    if known:
+        rule = with_fields(rule, known)
+        _check_units(rule, {name: StoredMoment.of(rule, field) for name, field in moments_of(rule).items()})
 
 
 def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:

@@ -117,6 +117,23 @@ def test_injected_hyperparameters_give_the_bits_of_numbers():
     assert_trees_same(params, run(hs.adamw(1e-2), P, rows)[0])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (hs.recipes.one_pass | {"b1": 0.5}, r"mu reaches 18\.3 roots of nu at b1=0\.5"),
+        (hs.recipes.one_pass | {"b1": lambda count: 0.5}, r"mu reaches 18\.3 roots of nu at b1=0\.5"),
+        ({"nu_dtype": "bfloat16", "nu_rounding": "nearest", "b2": 0.999}, r"freezes at b2=0\.999"),
+    ],
+)
+def test_injected_rates_are_refused_as_numbers_are(options, message):
+    inject = functools.partial(optax.inject_hyperparams, hyperparam_dtype=jnp.float32)
+    given = {name: x(0) if callable(x) else x for name, x in options.items()}
+    with pytest.raises(ValueError, match=message):
+        hs.adamw(1e-3, **given)
+    with pytest.raises(ValueError, match=message):
+        inject(hs.adamw)(1e-3, **options).init(P)
+
+
 @pytest.mark.parametrize("rule", spec.PARAM_STORAGES)
 def test_weights_that_became_float32_are_refused(rule):
     tx = hs.adamw(1e-3, param_storage=rule)
