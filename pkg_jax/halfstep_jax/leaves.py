@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from halfstep_jax.leaf_calls import Tree
 
@@ -213,6 +214,15 @@ def check_state(caller: str, state, kind: type) -> None:
             f"{caller}: the state is {given}, due is {kind.__name__}: it is of another "
             "transform, or was loaded without its types. Pass the state that init made, or load it into that."
         )
+    for name, due in (("seed", "uint32"), ("count", "int32")):
+        x = getattr(state, name, None)
+        if not jnp.issubdtype(getattr(x, "dtype", np.int32), np.integer):
+            raise TypeError(
+                f"{caller}: {name} in {kind.__name__} is {x.dtype}, and init made it {due}: a map changed "
+                "the whole state, and seeds, counts and codes are no numbers to average or cast. Pass the state "
+                "that init made. Map moments as to_optax returns them, and put them back by from_optax; to "
+                "cast weights, use set_float32_params."
+            )
 
 
 def _is_of_optax(x) -> bool:

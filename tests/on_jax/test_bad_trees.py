@@ -136,3 +136,36 @@ def test_a_mask_of_another_tree_is_named():
     message = "add_decayed_weights: params and mask are different trees: 'v' is in mask alone. Pass mask of"
     with pytest.raises(ValueError, match=message):
         hs.adamw(1e-3, mask={"v": True}).init(_bf16())
+
+
+MAPS = {
+    "mean": lambda state: jax.tree.map(lambda a, b: (a + b) / 2, state, state),
+    "cast": lambda state: optax.tree.cast(state, jnp.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hs.adamw(1e-3),
+        lambda: hs.adamw(1e-3, recipe="eight_bit", param_storage="split8"),
+        lambda: hs.sgd(1e-3),
+        lambda: hs.store_state(optax.adam(1e-3), "bfloat16"),
+        lambda: hs.accumulate_gradients(optax.sgd(1e-3), 2),
+        lambda: hs.ema_params(0.9),
+    ],
+)
+def test_a_map_over_a_whole_state_is_refused_by_the_leaf(make, name):
+    params, tx = _bf16(), make()
+    with pytest.raises(TypeError, match=r"seed in \w+ is (float32|bfloat16), and init made it uint32"):
+        tx.update(params, MAPS[name](tx.init(params)), params)
+
+
+def test_moments_are_averaged_in_the_form_of_optax():
+    params, tx, like = _bf16(), hs.adamw(1e-3, recipe="eight_bit"), optax.adamw(1e-3)
+    _, state = tx.update(params, tx.init(params), params)
+    in_optax = hs.to_optax(state, tx, params, like)
+    mean = hs.from_optax(jax.tree.map(lambda a, b: (a + b) / 2, in_optax, in_optax), tx, params)
+    assert_trees_same(mean[0].mu, state[0].mu)
+    assert mean[0].count == 1
