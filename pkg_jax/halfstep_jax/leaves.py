@@ -199,6 +199,11 @@ def check_params(caller: str, params, *, wide: bool = True) -> None:
     _check_names(caller, [name for name, _ in named])
     for name, p in named:
         check_weight(caller, name, p, wide=wide)
+        if not all(isinstance(n, int) for n in p.shape):
+            raise TypeError(
+                f"{caller}: the shape of {quoted(name)} is {p.shape}, with symbolic dimensions: random words "
+                "and blocks go by places in a shape. Export with concrete shapes, one program for each."
+            )
 
 
 def check_state(caller: str, state, kind: type) -> None:
@@ -219,9 +224,9 @@ def check_state(caller: str, state, kind: type) -> None:
         if not jnp.issubdtype(getattr(x, "dtype", np.int32), np.integer):
             raise TypeError(
                 f"{caller}: {name} in {kind.__name__} is {x.dtype}, and init made it {due}: a map changed "
-                "the whole state, and seeds, counts and codes are no numbers to average or cast. Pass the state "
-                "that init made. Map moments as to_optax returns them, and put them back by from_optax; to "
-                "cast weights, use set_float32_params."
+                "the whole state, and seeds, counts and codes are no numbers to average or cast. Pass the "
+                "state that init made. Map moments as to_optax gives them, and put them back by from_optax. "
+                "To cast weights, use set_float32_params."
             )
 
 

@@ -1,6 +1,7 @@
 """Trees of another kind, recipe or dtype are refused and named; nothing is half-applied."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -169,3 +170,10 @@ def test_moments_are_averaged_in_the_form_of_optax():
     mean = hs.from_optax(jax.tree.map(lambda a, b: (a + b) / 2, in_optax, in_optax), tx, params)
     assert_trees_same(mean[0].mu, state[0].mu)
     assert mean[0].count == 1
+
+
+@pytest.mark.parametrize("make", [lambda: hs.adamw(1e-3, recipe="eight_bit"), lambda: hs.sgd(1e-3)])
+def test_symbolic_dimensions_are_refused_by_name(make):
+    (n,) = jax.export.symbolic_shape("n")
+    with pytest.raises(TypeError, match=r"the shape of 'w' is \(n, 128\), with symbolic dimensions"):
+        jax.eval_shape(make().init, {"w": jax.ShapeDtypeStruct((n, 128), jnp.bfloat16)})

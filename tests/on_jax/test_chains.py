@@ -192,6 +192,24 @@ def test_lookahead_over_what_stores_both_copies_moves_as_far_as_in_float32():
     assert float(1 - params.slow["w"].astype(jnp.float32).mean()) == pytest.approx(2e-3, abs=2e-4)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    ["split16", *(pytest.param(r, marks=pytest.mark.slow) for r in ("split8", "master"))],
+)
+def test_lookahead_over_further_bits_of_both_copies_goes_where_it_goes_in_float32(rule):
+    tx = hs.store_params(optax.lookahead(hs.adam(1e-4, param_storage="nearest"), 2, 0.5), rule)
+    plain, ends = optax.lookahead(optax.adam(1e-4), 2, 0.5), []
+    for each, dtype in ((tx, "bfloat16"), (plain, "float32")):
+        params = optax.LookaheadParams.init_synced({"w": jnp.ones(64, dtype)})
+        state, step = each.init(params), jax.jit(functools.partial(take_step, each))
+        for _ in range(4):
+            params, state = step(params, state, {"w": jnp.ones(64)})
+        ends.append(hs.float32_params(params, state) if dtype == "bfloat16" else params)
+    # Adam's root and quotient differ by ulps of a step; 8 further bits are 2^-17 of a weight.
+    np.testing.assert_allclose(ends[0].slow["w"], ends[1].slow["w"], atol=4 * 2.0**-17)
+    np.testing.assert_allclose(ends[0].fast["w"], ends[1].fast["w"], atol=4 * 2.0**-17)
+
+
 def test_a_chain_of_ours_is_checked_by_init_and_steps_as_that_of_optax():
     links = hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3), hs.round_stochastically()
     assert_trees_same(run(hs.chain(*links), P, G), run(optax.chain(*links), P, G))

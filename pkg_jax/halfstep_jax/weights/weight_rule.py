@@ -112,7 +112,9 @@ def weight_transform(
                 f"{WITHOUT_PARAMS}"
             )
         check_state(rule.name, state, rule.State)
-        leaves = flatten_updates(rule.name, updates)
+        # Of `optax.lookahead` both copies are stored, and gradients are of one.
+        has_copies = inner is not None and isinstance(params, optax.LookaheadParams)
+        leaves = flatten_updates(rule.name, params if has_copies else updates)
         weights = leaves.weights(params)
         if hasattr(state, "narrowest"):
             _check_narrowest(rule, params, state.narrowest)
