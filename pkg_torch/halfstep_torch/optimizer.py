@@ -395,6 +395,5 @@ class Optimizer(torch.optim.Optimizer):
 def check_optimizer(caller: str, optimizer: object) -> None:
     """Raise TypeError for an optimizer of another package."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
+        way_out = getattr(optimizer, "alternative", "Pass a halfstep_torch optimizer.")
+        raise TypeError(f"{caller}: optimizer is {type(optimizer).__name__}. {way_out}")

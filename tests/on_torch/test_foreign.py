@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import halfstep_torch as hs
 from halfstep.random_words import leaf_id, mix
@@ -231,7 +232,9 @@ def test_what_cannot_be_wrapped_is_refused():
     with pytest.raises(ValueError, match=r"^round_weights: the optimizer has state of steps"):
         hs.round_weights(stepped)
     optimizer = hs.round_weights(torch.optim.SGD(model.parameters(), lr=1e-3))
-    with pytest.raises(TypeError, match=r"^round_weights: groups are those of the optimizer"):
+    with pytest.raises(
+        ValueError, match=r"^round_weights: a parameter of shape \(3,\) of a new group has no"
+    ):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
     pieces = hs.round_weights(LooksAtAll(model.parameters(), lr=1e-3), piece_size=1)
     with pytest.raises(ValueError, match=r"the rule looks at all parameters\. Build it with"):
@@ -254,3 +257,229 @@ def test_a_state_dict_of_the_optimizer_alone_is_refused_and_nothing_changes():
         ):
             rounded.load_state_dict(wrong)
         assert {int(rounded.state[p]["round_step"]) for p in model.parameters()} == {2}
+
+
+def momentum(params, **options):
+    return torch.optim.SGD(params, lr=2.0**-4, momentum=0.5, **options)
+
+
+def rounded(params, **options):
+    return hs.round_weights(momentum(params, **options))
+
+
+def ones(*names, dtype=torch.float32):
+    return [(name, torch.nn.Parameter(torch.ones(3, dtype=dtype))) for name in names]
+
+
+def clear(optimizer, _):
+    optimizer.state.clear()
+
+
+def pop(optimizer, params):
+    optimizer.state.pop(params[0])
+
+
+def replace_array(optimizer, params):
+    optimizer.state[params[0]]["momentum_buffer"] = torch.full((3,), 8.0)
+
+
+def change_in_place(optimizer, params):
+    optimizer.state[params[0]]["momentum_buffer"].mul_(0.25)
+
+
+def freeze(optimizer, params):
+    optimizer.param_groups[0]["params"] = params[1:]
+
+
+def add(optimizer, params):
+    [(name, p)] = ones("later")
+    p.grad = torch.ones(3)
+    params.append(p)
+    optimizer.add_param_group({"params": [(name, p)], "lr": 0.5})
+
+
+@pytest.mark.parametrize("edit", [clear, pop, replace_array, change_in_place, freeze, add])
+def test_state_and_groups_are_used_as_they_stand(edit):
+    """float32 weights have the bits of torch's own class, after an edit of the result's state or groups."""
+    runs = []
+    for make in (momentum, rounded):
+        named = ones("a", "b")
+        params = [p for _, p in named]
+        optimizer = make(named)
+        for step in range(5):
+            for p in params:
+                p.grad = torch.full_like(p, 1.0 + step)
+            if step == 2:
+                edit(optimizer, params)
+            optimizer.step()
+        runs.append(params)
+    assert equal(*runs)
+
+
+def test_a_state_dict_of_another_optimizer_is_copied():
+    runs = []
+    for _ in range(2):
+        named = ones("a", dtype=torch.bfloat16)
+        runs.append((named[0][1], hs.round_weights(torch.optim.AdamW(named))))
+        step_by_ones(runs[-1][1])
+    (p, one), (q, other) = runs
+    other.load_state_dict(one.state_dict())
+    before = {key: x.clone() for key, x in other.state[q].items()}
+    for _ in range(2):
+        p.grad = torch.full_like(p, 5.0)
+        one.step()
+    assert all(torch.equal(x, before[key]) for key, x in other.state[q].items())
+
+
+def test_hooks_of_all_optimizers_run_once_a_step():
+    ran = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda o, *_: ran.append(type(o).__name__)),
+        register_optimizer_step_post_hook(lambda o, *_: ran.append(type(o).__name__)),
+    ]
+    try:
+        inner = momentum(ones("a"))
+        inner.register_step_post_hook(lambda *_: ran.append("its own"))
+        step_by_ones(hs.round_weights(inner))
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert ran == ["RoundedWeights", "its own", "RoundedWeights"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_default_dtype_changes_no_bit(dtype):
+    def run():
+        model = net()
+        return train(model, hs.round_weights(torch.optim.AdamW(model.parameters(), lr=1e-3)), 3)
+
+    wanted = run()
+    x = torch.get_default_dtype()
+    model = net()
+    torch.set_default_dtype(dtype)
+    try:
+        optimizer = hs.round_weights(torch.optim.AdamW(model.parameters(), lr=1e-3))
+        for step in range(3):
+            batch = torch.randn(4, 32, generator=torch.Generator().manual_seed(step), dtype=torch.float32)
+            model(batch.to(torch.bfloat16)).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finally:
+        torch.set_default_dtype(x)
+    assert equal(list(model.parameters()), wanted)
+
+
+class Fails(torch.optim.SGD):
+    """Of which a step fails after moments have changed."""
+
+    fails = False
+
+    def step(self, closure=None):
+        super().step(closure)
+        if self.fails:
+            raise MemoryError
+
+
+def test_a_step_that_failed_in_the_middle_is_not_repeated_on_its_state():
+    inner = Fails(ones("a", dtype=torch.bfloat16), lr=0.5, momentum=0.5)
+    optimizer = hs.round_weights(inner)
+    step_by_ones(optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
+    inner.fails = True
+    with pytest.raises(MemoryError):
+        step_by_ones(optimizer)
+    inner.fails = False
+    for call in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(
+            RuntimeError, match=r"a step failed .* Load a state dict and the model, or clear opt"
+        ):
+            call()
+    optimizer.load_state_dict(saved)
+    step_by_ones(optimizer)
+    optimizer.state.clear()
+    step_by_ones(optimizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_scaler_of_gradients_changes_no_bit_and_skips_infinities(dtype):
+    runs = []
+    for scaled in (False, True):
+        named = [("a", torch.nn.Parameter(torch.linspace(1, 2, 300).to(dtype))), *ones("b")]
+        optimizer = hs.round_weights(torch.optim.AdamW(named, lr=2.0**-6))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        for step in range(4):
+            loss = sum(((step + 1) * p.float()).sum() for _, p in named)
+            scaler.scale(loss).backward()
+            if step == 2:
+                named[0][1].grad[0] = torch.inf
+            if step != 2 or scaled:
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+        runs.append([p for _, p in named])
+    assert equal(*runs)
+
+
+def test_a_group_that_is_added_resumes_with_the_others():
+    named = ones("a", "b", dtype=torch.bfloat16)
+    optimizer = hs.round_weights(torch.optim.AdamW(named[:1], lr=1e-2))
+    step_by_ones(optimizer)
+    optimizer.add_param_group({"params": named[1:]})
+    step_by_ones(optimizer)
+    model = copy.deepcopy(named)
+    other = hs.round_weights(torch.optim.AdamW([{"params": model[:1]}, {"params": model[1:]}], lr=1e-2))
+    other.load_state_dict(optimizer.state_dict())
+    for each in (optimizer, other):
+        step_by_ones(each)
+    assert equal([p for _, p in named], [p for _, p in model])
+    assert {int(state["round_step"]) for state in optimizer.state.values()} == {2, 3}
+
+
+def test_what_does_not_take_the_result_names_an_alternative(tmp_path):
+    model = net()
+    optimizer = hs.round_weights(torch.optim.AdamW(model.parameters()))
+    for call in (
+        lambda: hs.describe(optimizer),
+        lambda: hs.memory_report(model, optimizer),
+        lambda: hs.float32_params(optimizer),
+        lambda: hs.save_state(tmp_path / "file", model, optimizer),
+    ):
+        with pytest.raises(
+            TypeError, match=r"is RoundedWeights\. .* use an optimizer of halfstep_torch, such as Ad"
+        ):
+            call()
+
+
+def test_the_monitor_counts_no_update_as_lost():
+    model = net()
+    optimizer = hs.round_weights(torch.optim.RAdam(model.parameters(), lr=1e-5))
+    monitor, rows = hs.Monitor(optimizer, every=1), []
+    for step in range(3):
+        train(model, optimizer, 1, first=step)
+        rows.append(monitor.read())
+    assert [row["updates_lost"] for row in rows if row] == [0.0] * sum(map(bool, rows))
+    assert any(rows)
+
+
+def test_frozen_parameters_of_other_kinds_stay_and_shared_memory_is_refused():
+    frozen = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+    [(_, a), (_, b)] = named = ones("a", "b", dtype=torch.bfloat16)
+    optimizer = rounded([*named, ("frozen", frozen)])
+    a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
+    optimizer.step()
+    b.data = a.data
+    before = a.detach().clone()
+    with pytest.raises(ValueError, match=r"^round_weights: the weights 'a' and 'b' share memory"):
+        optimizer.step()
+    assert torch.equal(a, before)
+    with pytest.raises(ValueError, match=r"^round_weights: the weights 'a' and 'b' share memory"):
+        rounded(named)
+
+
+def test_a_negative_count_of_words_is_refused():
+    [(_, a)] = named = ones("a", dtype=torch.bfloat16)
+    optimizer = rounded(named)
+    step_by_ones(optimizer)
+    optimizer.state[a]["round_step"].fill_(-5)
+    with pytest.raises(ValueError, match=r"^round_weights: the step of 'a' is -5, and counts start at 0"):
+        step_by_ones(optimizer)

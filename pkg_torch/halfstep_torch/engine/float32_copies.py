@@ -44,7 +44,7 @@ class Float32Copies:
         lengths = [-(-param.numel() // _WIDTH) for param in params]
         count, kept = sum(lengths), memory.get(device)
         if kept is None or len(kept[0]) < count:
-            kept = [torch.empty(count, _WIDTH, device=device) for _ in range(2)]
+            kept = [torch.empty(count, _WIDTH, dtype=torch.float32, device=device) for _ in range(2)]
             if device.type == "cpu":
                 memory[device] = kept
         new, grads = (x[:count] for x in kept)

@@ -1,25 +1,25 @@
 """Other libraries' optimizers on 16-bit weights: they step float32 copies, which are then rounded."""
 
-import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep.random_words import Role
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.float32_copies import Float32Copies
 from halfstep_torch.engine.for_each import for_each
-from halfstep_torch.engine.plan import Stream
-from halfstep_torch.engine.step_numbers import KeysAhead
-from halfstep_torch.leaves.checks import check_grad, check_weight
+from halfstep_torch.engine.loss_scale import is_skipped, scale_of
+from halfstep_torch.integrations.rounded_pieces import Member, Piece, cuts_of, on_cpu
+from halfstep_torch.integrations.wrapped_step import refuse_own_step, step_below_hooks
+from halfstep_torch.leaves.checks import check_count, check_grad, check_weight
 from halfstep_torch.leaves.found_names import with_names_found
 from halfstep_torch.leaves.group_names import (
     Group,
+    NamedMembers,
     StateDict,
+    check_named,
     check_names,
     count_nameless,
     nameless_seeds,
@@ -27,7 +27,7 @@ from halfstep_torch.leaves.group_names import (
     settle_empty_groups,
     with_names,
 )
-from halfstep_torch.leaves.names import leaf_names
+from halfstep_torch.leaves.memory import check_memory, has_memory
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.form import SavedState, check_form
@@ -35,9 +35,7 @@ from halfstep_torch.optimizer_state.form import SavedState, check_form
 _FUNCTION = "round_weights"
 _SEED, _COUNT = "round_seed", "round_step"
 _OURS = ("params", "param_names", _SEED)
-# Wrapped optimizers, while what wraps them steps them.
-_stepping: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-_PICKLED = ("_optimizer", "_piece", "_compile", "_members", "_whole")
+_PICKLED = ("_optimizer", "_piece", "_compile", "_copies", "_torn", "_whole")
 
 
 def round_weights(
@@ -110,75 +108,17 @@ def round_weights(
     return RoundedWeights(optimizer, as_seed(_FUNCTION, seed), names, piece_size, choice)
 
 
-class _Member(NamedTuple):
-    """A parameter and the float32 copy that the optimizer steps."""
-
-    name: str
-    param: Tensor
-    copy: Tensor
-
-
-class _Piece:
-    """Members that are stepped together, with float32 copies of the 16-bit ones."""
-
-    def __init__(
-        self,
-        members: Sequence[_Member],
-        seed: int,
-        memory: Mapping[torch.dtype, dict[torch.device, list[Tensor]]],
-    ):
-        self.members, self._stays = members, _on_cpu(members)
-        self._stream, self._steps = Stream(seed, "", before=False, roles=(Role.PARAM,)), None
-        alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for i, (_, param, _) in enumerate(members):
-            if param.dtype != torch.float32:
-                alike.setdefault((param.device, param.dtype), []).append(i)
-        self._copies = [
-            (places, Float32Copies([members[i].param for i in places], memory[dtype]))
-            for (_, dtype), places in alike.items()
-        ]
-
-    def fill(self) -> None:
-        """Hand the optimizer the copies, and float32 weights themselves."""
-        for _, param, copy in self.members:
-            if param.dtype == torch.float32:
-                copy.data, copy.grad = param.detach(), param.grad
-        for places, copies in self._copies:
-            copies.fill()
-            for i, weight, grad in zip(places, copies.weights, copies.grads, strict=True):
-                copy = self.members[i].copy
-                if copy.grad is not grad:
-                    copy.data, copy.grad = weight, grad
-
-    def round(self, steps: list[int], choice: CompileChoice) -> None:
-        """Round the weights from the stepped copies."""
-        if self._steps is None or steps != [step + 1 for step in self._steps]:
-            self._keys = KeysAhead([self._stream], [member.name for member in self.members])
-        keys, self._steps = self._keys.at(steps), steps
-        for places, copies in self._copies:
-            for i, weight in zip(places, copies.weights, strict=True):
-                copy = self.members[i].copy
-                if copy.data_ptr() != weight.data_ptr():  # the optimizer has given it other memory
-                    weight.copy_(copy.data)
-                    copy.data = weight
-            copies.round(_FUNCTION, keys[:, places], choice)
-
-    def release(self, alone: bool) -> None:
-        """Remove the gradients of the copies, so that the optimizer does not step this piece again.
-
-        Those of a piece that stays, and is alone, are copies, and the next step fills them again.
-        """
-        for _, param, copy in self.members:
-            owned = not self._stays or param.dtype == torch.float32
-            if owned or not alone:
-                copy.grad = None
-            if owned:
-                copy.data = copy.data.new_empty(0)
-
-
 class RoundedWeights(torch.optim.Optimizer):
-    """What `round_weights` returns."""
+    """What `round_weights` returns.
 
+    All state is in `state` and `param_groups`: the optimizer that was passed has both for the time of a step.
+    """
+
+    rounds_to_nearest = False
+    alternative = (
+        "Its state_dict, state and param_groups are those of torch. For the rest use an optimizer of "
+        "halfstep_torch, such as AdamW."
+    )
     _whole = False
 
     def __init__(
@@ -190,6 +130,8 @@ class RoundedWeights(torch.optim.Optimizer):
         choice: CompileChoice,
     ):
         self._optimizer, self._piece, self._compile = optimizer, piece_size, choice
+        self._copies: dict[Tensor, torch.nn.Parameter] = {}
+        self._torn: list[Tensor] = []
         self._hold()
         groups = [dict(group) for group in optimizer.param_groups]
         if given := parameter_names(_FUNCTION, names):
@@ -199,31 +141,52 @@ class RoundedWeights(torch.optim.Optimizer):
             with_names_found(_FUNCTION, groups) if looked_for else groups, dict(optimizer.defaults)
         )
         self._whole = True
-        params = [param for group in self.param_groups for param in group["params"]]
-        refuse_shards(_FUNCTION, params, "Use an optimizer of halfstep_torch.")
-        check_names(_FUNCTION, self.param_groups)
-        if "param_names" in self.param_groups[0]:
-            leaves = leaf_names([name for group in self.param_groups for name in group["param_names"]])
-        else:
-            leaves = [str(i) for i in range(len(params))]
+        if not any("param_names" in group for group in self.param_groups):
             seed = nameless_seeds([seed], count_nameless([seed]))[0]
         for group in self.param_groups:
             group[_SEED] = seed
-        self._members: list[_Member] = []
-        for name, param in zip(leaves, params, strict=True):
-            check_weight(_FUNCTION, name, param)
-            empty = torch.empty(0, dtype=torch.float32, device=param.device)
-            self._members.append(_Member(name, param, torch.nn.Parameter(empty)))
-        shadows = iter(self._members)
-        for group, own in zip(optimizer.param_groups, self.param_groups, strict=True):
-            group["params"] = [next(shadows).copy for _ in own["params"]]
+        self._check(param for group in self.param_groups for param in group["params"])
+        self._lend()
+
+    def _check(self, added: Iterable[Tensor]) -> None:
+        """Raise TypeError or ValueError for new parameters that cannot be stepped."""
+        new = list(added)
+        refuse_shards(_FUNCTION, new, "Use an optimizer of halfstep_torch.")
+        check_names(_FUNCTION, self.param_groups)
+        trained = [(name, p) for _, name, p in self._named() if p.requires_grad or p.grad is not None]
+        for name, param in trained:
+            if any(param is x for x in new):
+                check_weight(_FUNCTION, name, param)
+        check_memory(_FUNCTION, trained)
+
+    def _named(self) -> Iterator[tuple[int, str, Tensor]]:
+        return self._names.named(_FUNCTION, self.param_groups, len(self.param_groups))
+
+    def _lend(self) -> list[Member]:
+        """Give the optimizer the groups, with copies for parameters; return all members."""
+        copies: list[list[Tensor]] = [[] for _ in self.param_groups]
+        before, members, self._copies = self._copies, [], {}
+        for i, name, param in self._named():
+            copy = before.get(param)
+            if copy is None or copy.device != param.device:
+                copy = torch.nn.Parameter(torch.empty(0, dtype=torch.float32, device=param.device))
+            self._copies[param] = copy
+            copies[i].append(copy)
+            members.append(Member(name, param, copy))
+        self._optimizer.param_groups[:] = [
+            {**_entries(group), "params": listed}
+            for group, listed in zip(self.param_groups, copies, strict=True)
+        ]
+        return members
 
     def _hold(self) -> None:
         """Start without memory for copies; from now on the optimizer must not be stepped by itself."""
         self._memory: defaultdict[torch.dtype, dict[torch.device, list[Tensor]]] = defaultdict(dict)
         self._layout: list = []
-        self._kept: dict[int, _Piece] = {}
-        self._optimizer.register_step_pre_hook(_refuse_own_step)
+        self._addresses: list[int] = []
+        self._kept: dict[int, Piece] = {}
+        self._names = NamedMembers()
+        self._optimizer.register_step_pre_hook(refuse_own_step)
 
     def __copy__(self) -> "RoundedWeights":
         raise TypeError(
@@ -240,40 +203,60 @@ class RoundedWeights(torch.optim.Optimizer):
         self._hold()
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group, while the optimizer is built."""
-        if self._whole:
-            raise TypeError(f"{_FUNCTION}: groups are those of the optimizer. Add them before it is wrapped.")
+        """Add a group of parameters, with its own values of the entries if it has any."""
+        if self._whole and any("param_names" in group for group in self.param_groups):
+            (param_group,) = with_names_found(_FUNCTION, [param_group])
+            check_named(_FUNCTION, param_group)
         settle_empty_groups(self.param_groups, param_group)
         super().add_param_group(param_group)
+        if not self._whole:
+            return
+        group = self.param_groups[-1]
+        group[_SEED] = self.param_groups[0][_SEED]
+        try:
+            self._check(group["params"])
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler calls `step` with scaled gradients: it does not unscale float16 itself."""
+        return any(p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
 
     @torch.no_grad()
     # It returns what `closure` returns.
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every parameter that has a gradient.
 
+        A `torch.amp.GradScaler` may call it; gradients of a scaled loss are unscaled in float32.
+
         Args:
             closure: re-evaluates the model and returns the loss.
 
         Raises:
-            RuntimeError: if a scheduler has the optimizer that was wrapped.
+            RuntimeError: if a scheduler has the optimizer that was wrapped, or a step failed before and left
+                state without its weights.
         """
         if hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
             raise RuntimeError(
                 f"{_FUNCTION}: a scheduler was built with the optimizer that was passed, and sets no rate of "
                 "what was returned. Build it after round_weights, with what that returned."
             )
+        self._check_whole()
         loss = None if closure is None else torch.enable_grad()(closure)()
-        entries = [_entries(group) for group in self.param_groups]
+        if is_skipped(self):
+            return loss
+        entries, scale = [_entries(group) for group in self.param_groups], scale_of(self)
         after: list[Group] | None = None
-        members = [member for member in self._members if member.param.grad is not None]
-        for member in members:
-            check_grad(_FUNCTION, member.name, member.param)
-        cuts = self._cuts(members)
+        members = [member for member in self._lend() if member.param.grad is not None]
+        self._check_members(members)
+        cuts = cuts_of(members, self._piece)
         for piece in self._pieces(members, cuts):
             for group, own in zip(self._optimizer.param_groups, entries, strict=True):
                 group.update(own)
             try:
-                self._step_copies(piece, lambda seen=after: self._check_alike(seen))
+                self._step_copies(piece, scale, lambda seen=after: self._check_alike(seen))
             finally:
                 piece.release(len(cuts) == 1)
             after = [_entries(group) for group in self._optimizer.param_groups]
@@ -281,7 +264,30 @@ class RoundedWeights(torch.optim.Optimizer):
             group.update(own)
         return loss
 
-    def _pieces(self, members: list[_Member], cuts: list[tuple[int, int]]) -> Iterator[_Piece]:
+    def _check_whole(self) -> None:
+        """Raise RuntimeError if a step failed in the middle, and its state is still here."""
+        self._torn = [param for param in self._torn if self.state.get(param)]
+        if self._torn:
+            raise RuntimeError(
+                f"{_FUNCTION}: a step failed after it had begun to change state, and the weights have not "
+                "moved. Load a state dict and the model, or clear optimizer.state to start moments again."
+            )
+
+    def _check_members(self, members: Sequence[Member]) -> None:
+        """Check what is new among the parameters that are stepped: kinds, gradients, counts, memory."""
+        for name, param, _ in members:
+            if kept := self.state.get(param):
+                check_count(_FUNCTION, name, kept[_COUNT])
+            else:
+                refuse_shards(_FUNCTION, [param], "Use an optimizer of halfstep_torch.")
+                check_weight(_FUNCTION, name, param)
+            check_grad(_FUNCTION, name, param)
+        addresses = [param.data_ptr() if has_memory(param) else 0 for _, param, _ in members]
+        if addresses != self._addresses:
+            check_memory(_FUNCTION, ((name, param) for name, param, _ in members))
+            self._addresses = addresses
+
+    def _pieces(self, members: list[Member], cuts: list[tuple[int, int]]) -> Iterator[Piece]:
         """Yield pieces of all members. On a CPU pieces and their memory are kept from step to step."""
         seed = self.param_groups[0][_SEED]
         layout = [seed, *((id(copy), param.dtype, param.device, param.shape) for _, param, copy in members)]
@@ -292,43 +298,38 @@ class RoundedWeights(torch.optim.Optimizer):
             for start, stop in sorted(
                 cuts, key=lambda cut: -sum(m.param.numel() for m in members[slice(*cut)])
             ):
-                if _on_cpu(members[start:stop]):
-                    self._kept[start] = _Piece(members[start:stop], seed, self._memory)
+                if on_cpu(members[start:stop]):
+                    self._kept[start] = Piece(members[start:stop], seed, self._memory)
         for start, stop in cuts:
-            yield self._kept.get(start) or _Piece(members[start:stop], seed, self._memory)
+            yield self._kept.get(start) or Piece(members[start:stop], seed, self._memory)
 
     def _forget(self) -> None:
         """Drop the kept pieces and the memory of their copies."""
         self._layout, self._kept = [], {}
-        for _, _, copy in self._members:
+        for copy in self._copies.values():
             copy.data, copy.grad = copy.data.new_empty(0), None
 
-    def _cuts(self, members: list[_Member]) -> list[tuple[int, int]]:
-        """Return where each piece of the members starts and stops."""
-        cuts, start, size = [], 0, 0
-        for i, member in enumerate(members):
-            if i > start and self._piece is not None and size + member.param.numel() > self._piece:
-                cuts.append((start, i))
-                start, size = i, 0
-            size += member.param.numel()
-        return [*cuts, (start, len(members))] if members else []
-
-    def _step_copies(self, piece: _Piece, check: Callable[[], None]) -> None:
+    def _step_copies(self, piece: Piece, scale: float | None, check: Callable[[], None]) -> None:
         """Step the copies of a piece by the optimizer, and round the weights from them."""
-        piece.fill()
-        _stepping.add(self._optimizer)
+        piece.fill(scale)
+        lent, params = self._optimizer.state, [member.param for member in piece.members]
+        kept = [self.state.get(param) or {} for param in params]
+        for (_, _, copy), state in zip(piece.members, kept, strict=True):
+            if state:
+                lent[copy] = {key: x for key, x in state.items() if key != _COUNT}
+        self._torn = params
         try:
-            self._optimizer.step()
+            step_below_hooks(self._optimizer)
+            check()
         finally:
-            _stepping.discard(self._optimizer)
-        check()
-        state = [self.state[member.param] for member in piece.members]
-        counts = [kept[_COUNT] if _COUNT in kept else torch.zeros((), dtype=torch.int64) for kept in state]
+            stepped = [lent.pop(copy, {}) for _, _, copy in piece.members]
+        zero = [torch.zeros((), dtype=torch.int64, device="cpu") for _ in params]
+        counts = [state.get(_COUNT, none) for state, none in zip(kept, zero, strict=True)]
         for_each("add_", counts, 1)
-        for member, count in zip(piece.members, counts, strict=True):
-            self.state[member.param] = {**self._optimizer.state[member.copy], _COUNT: count}
-        steps = torch.stack(counts).tolist()
-        piece.round(steps, self._compile)
+        for param, state, count in zip(params, stepped, counts, strict=True):
+            self.state[param] = {**state, _COUNT: count}
+        piece.round(_FUNCTION, torch.stack(counts).tolist(), self._compile)
+        self._torn = []
 
     def _check_alike(self, before: list[Group] | None) -> None:
         """Raise ValueError if pieces leave different entries in the groups."""
@@ -341,11 +342,16 @@ class RoundedWeights(torch.optim.Optimizer):
                     )
 
     def state_dict(self) -> StateDict:
-        """Return the state as torch's optimizers do: that of the optimizer, with counts and the seed."""
+        """Return the state as torch's optimizers do: that of the optimizer, with counts and the seed.
+
+        Raises:
+            RuntimeError: if a step failed in the middle.
+        """
+        self._check_whole()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: SavedState) -> None:
-        """Restore what `state_dict` returned, bit for bit; weights are the model's."""
+        """Restore what `state_dict` returned, bit for bit; arrays are copied, and weights are the model's."""
         check_form("load_state_dict", state_dict, "Pass what state_dict() of round_weights' result returned.")
         groups, state = state_dict["param_groups"], state_dict["state"]
         stepped = [kept for kept in state.values() if kept]
@@ -356,31 +362,20 @@ class RoundedWeights(torch.optim.Optimizer):
             )
         inner = [{key: x for key, x in group.items() if key not in _OURS[1:]} for group in groups]
         rest = {i: {key: x for key, x in kept.items() if key != _COUNT} for i, kept in state.items()}
+        members = self._lend()
         self._optimizer.load_state_dict({"state": rest, "param_groups": inner})
         ids = [i for group in groups for i in group["params"]]
         self.state.clear()
-        for i, (_, param, copy) in zip(ids, self._members, strict=True):
+        for i, (_, param, copy) in zip(ids, members, strict=True):
+            loaded = self._optimizer.state.pop(copy, {})
             if state.get(i):
-                self.state[param] = {
-                    **self._optimizer.state[copy],
-                    _COUNT: state[i][_COUNT].to("cpu", copy=True),
-                }
+                own = {key: x.clone() if isinstance(x, Tensor) else x for key, x in loaded.items()}
+                self.state[param] = {**own, _COUNT: state[i][_COUNT].to("cpu", copy=True)}
         for group, own, saved in zip(self._optimizer.param_groups, self.param_groups, groups, strict=True):
             own.update(_entries(group), **{_SEED: saved[_SEED]})
-
-
-def _refuse_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    if optimizer not in _stepping:
-        raise RuntimeError(
-            f"{_FUNCTION}: the optimizer that was passed has no weights any more, and its step would change "
-            "none. Step what was returned: optimizer = round_weights(optimizer)."
-        )
+        self._torn = []
 
 
 def _entries(group: Group) -> Group:
     """Return the entries of a group that are the optimizer's own."""
     return {key: value for key, value in group.items() if key not in _OURS}
-
-
-def _on_cpu(members: Iterable[_Member]) -> bool:
-    return all(member.param.device.type == "cpu" for member in members)

@@ -152,6 +152,8 @@ def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -
     if isinstance(optimizer, Optimizer):
         rules = _weight_rules(optimizer)
         return [p for p in params if isinstance(rules[p], NearestWeights)]
+    if not getattr(optimizer, "rounds_to_nearest", True):  # of `round_weights`
+        return []
     return [p for p in params if not any(_is_beside(key) for key in optimizer.state.get(p, {}))]
 
 

@@ -1,0 +1,101 @@
+"""Pieces of the parameters that another library's optimizer steps, as float32 copies of the 16-bit ones."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep.random_words import Role
+from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.engine.float32_copies import Float32Copies
+from halfstep_torch.engine.for_each import for_each
+from halfstep_torch.engine.loss_scale import Unscaled
+from halfstep_torch.engine.plan import Stream
+from halfstep_torch.engine.step_numbers import KeysAhead
+
+
+class Member(NamedTuple):
+    """A parameter and the float32 copy that the optimizer steps."""
+
+    name: str
+    param: Tensor
+    copy: Tensor
+
+
+class Piece:
+    """Members that are stepped together, with float32 copies of the 16-bit ones."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        seed: int,
+        memory: Mapping[torch.dtype, dict[torch.device, list[Tensor]]],
+    ):
+        self.members, self._stays = members, on_cpu(members)
+        self._stream, self._steps = Stream(seed, "", before=False, roles=(Role.PARAM,)), None
+        alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i, (_, param, _) in enumerate(members):
+            if param.dtype != torch.float32:
+                alike.setdefault((param.device, param.dtype), []).append(i)
+        self._copies = [
+            (places, Float32Copies([members[i].param for i in places], memory[dtype]))
+            for (_, dtype), places in alike.items()
+        ]
+
+    def fill(self, scale: float | None) -> None:
+        """Hand the optimizer the copies, and float32 weights themselves; unscale their gradients."""
+        for _, param, copy in self.members:
+            if param.dtype == torch.float32 and param.grad is not None:
+                grad = param.grad if scale is None else Unscaled([param.grad], scale)[0]
+                copy.data, copy.grad = param.detach(), grad
+        for places, copies in self._copies:
+            copies.fill()
+            if scale is not None:
+                for_each("mul_", copies.grads, float(np.float32(1) / np.float32(scale)))
+            for i, weight, grad in zip(places, copies.weights, copies.grads, strict=True):
+                copy = self.members[i].copy
+                if copy.grad is not grad:
+                    copy.data, copy.grad = weight, grad
+
+    def round(self, caller: str, steps: list[int], choice: CompileChoice) -> None:
+        """Round the weights from the stepped copies, at their counts of steps."""
+        if self._steps is None or steps != [step + 1 for step in self._steps]:
+            self._keys = KeysAhead([self._stream], [member.name for member in self.members])
+        keys, self._steps = self._keys.at(steps), steps
+        for places, copies in self._copies:
+            for i, weight in zip(places, copies.weights, strict=True):
+                copy = self.members[i].copy
+                if copy.data_ptr() != weight.data_ptr():  # the optimizer has given it other memory
+                    weight.copy_(copy.data)
+                    copy.data = weight
+            copies.round(caller, keys[:, places], choice)
+
+    def release(self, alone: bool) -> None:
+        """Remove the gradients of the copies, so that the optimizer does not step this piece again.
+
+        Those of a piece that stays, and is alone, are copies, and the next step fills them again.
+        """
+        for _, param, copy in self.members:
+            owned = not self._stays or param.dtype == torch.float32
+            if owned or not alone:
+                copy.grad = None
+            if owned:
+                copy.data = copy.data.new_empty(0)
+
+
+def cuts_of(members: Sequence[Member], piece_size: int | None) -> list[tuple[int, int]]:
+    """Return where each piece of so many elements starts and stops; None: one piece has all."""
+    cuts, start, size = [], 0, 0
+    for i, member in enumerate(members):
+        if i > start and piece_size is not None and size + member.param.numel() > piece_size:
+            cuts.append((start, i))
+            start, size = i, 0
+        size += member.param.numel()
+    return [*cuts, (start, len(members))] if members else []
+
+
+def on_cpu(members: Iterable[Member]) -> bool:
+    """Whether all members are on the CPU."""
+    return all(member.param.device.type == "cpu" for member in members)

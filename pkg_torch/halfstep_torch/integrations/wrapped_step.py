@@ -1,0 +1,37 @@
+"""The step of an optimizer that `round_weights` wraps: by what wraps it alone, and without global hooks."""
+
+import inspect
+import weakref
+
+import torch
+
+# Wrapped optimizers, while what wraps them steps them.
+_stepping: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+def step_below_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Step without the hooks that torch runs at every optimizer: those run at what wraps this one.
+
+    Hooks of this optimizer alone run. torch wraps `step` of a class once, and marks the wrapper as "hooked".
+    """
+    _stepping.add(optimizer)
+    try:
+        if "step" in vars(optimizer):  # patched by another library
+            optimizer.step()
+            return
+        for hook in list(getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()):
+            hook(optimizer, (optimizer,), {})
+        inspect.unwrap(type(optimizer).step, stop=lambda step: not hasattr(step, "hooked"))(optimizer)
+        for hook in list(getattr(optimizer, "_optimizer_step_post_hooks", {}).values()):
+            hook(optimizer, (optimizer,), {})
+    finally:
+        _stepping.discard(optimizer)
+
+
+def refuse_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Raise RuntimeError, as a hook, if a wrapped optimizer is stepped by itself."""
+    if optimizer not in _stepping:
+        raise RuntimeError(
+            "round_weights: the optimizer that was passed has no weights any more, and its step would change "
+            "none. Step what was returned: optimizer = round_weights(optimizer)."
+        )
