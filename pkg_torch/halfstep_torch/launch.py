@@ -24,7 +24,7 @@ from halfstep_torch.engine.slots import count
 from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, send, sharing_streams
 from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.leaves.group_names import Group
-from halfstep_torch.leaves.memory import has_memory
+from halfstep_torch.leaves.memory import has_memory, is_other_view
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.sharded.exchange import meshes_of, talking_meshes
 from halfstep_torch.sharded.run import exchange_all, step_apart
@@ -274,6 +274,8 @@ def _key_of(
     if not are_plain((*weights, *grads, *arrays)):
         shards = [where for where in map(sharding, (*weights, *grads)) if where]
         weights, grads, arrays = ([*map(local_part, tensors)] for tensors in given)
+    if any(map(is_other_view, grads, weights)):
+        raise ValueError("a gradient is a view of its weight")  # which the build copies
     key = Key(
         counts=[[step - steps[0] for step in steps]],
         names=[[*itertools.chain.from_iterable(held)]],

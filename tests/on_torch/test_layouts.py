@@ -168,3 +168,40 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
         ours = stage.row_words(lambda index=index: index, columns)(0, Role.PARAM, True)(index.shape)
         expected = spec_words(9, 3, "w", Role.PARAM, (3 * width,), start)
         assert ours.view(torch.uint32)[1:].reshape(-1).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("count", [1_000, 200_000])
+@pytest.mark.parametrize("way", ["tied before", "tied after a step", "overlapping", "two groups"])
+def test_weights_that_come_to_share_memory_are_refused(count, way):
+    a, b = (torch.nn.Parameter(torch.ones(count)) for _ in range(2))
+    groups = [[("a", a)], [("b", b)]] if way == "two groups" else [[("a", a), ("b", b)]]
+    optimizer = hs.SGD([{"params": group} for group in groups], lr=0.1)
+    a.grad, b.grad = torch.ones(count), torch.ones(count)
+    if way != "tied before":
+        optimizer.step()
+    both = torch.ones(count + 1)
+    a.data, b.data = (both[:-1], both[1:]) if way == "overlapping" else (a.data, a.data)
+    before = a.detach().clone()
+    with pytest.raises(ValueError, match="the weights 'a' and 'b' share memory, and one of their updates"):
+        optimizer.step()
+    assert torch.equal(a, before)
+    b.data = b.data.clone()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("side", [30, 600])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_gradient_that_is_another_view_of_its_weight_is_read_before_the_weight_moves(side, later):
+    """As torch does it; 600 x 600 is stepped in pieces. Also if a plain gradient came before."""
+    w = torch.randn(side, side, generator=torch.Generator().manual_seed(0))
+    p = torch.nn.Parameter(w.clone())
+    optimizer = hs.SGD([("p", p)], lr=0.5)
+    if later:
+        p.grad = torch.zeros(side, side).t()
+        optimizer.step()
+    for _ in range(2):
+        with torch.no_grad():
+            p.copy_(w)
+        p.grad = p.detach().t()
+        optimizer.step()
+        assert torch.equal(p, w - 0.5 * w.t())

@@ -20,6 +20,7 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.row_plan import StageRows, make_rows
 from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.leaves.checks import LAST_STEP, check_count, check_grad, check_weight
+from halfstep_torch.leaves.memory import check_memory, has_memory, is_other_view
 from halfstep_torch.links.link import Link
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
@@ -139,6 +140,7 @@ def make_batches(
     """
     groups: dict[int, ReadGroup] = {}
     kinds: dict[tuple, dict[int, list[Slot]]] = {}
+    checked: list[tuple[str, Tensor]] = []
     with_grads = ((i, name, param, param.grad) for i, name, param in parameters if param.grad is not None)
     for index, (i, name, param, grad) in enumerate(with_grads):
         if i not in groups:
@@ -147,6 +149,9 @@ def make_batches(
         if not state:
             check_weight(group.caller, name, param)
         check_grad(group.caller, name, param)
+        checked.append((name, param))
+        if has_memory(param) and not is_sharded(param) and is_other_view(grad, param):
+            param.grad = grad.clone()  # a step in pieces would read weights that have moved
         of_param = slots_of(group, name, param)
         if state:
             check_count(group.caller, name, state.get("step"))
@@ -155,6 +160,8 @@ def make_batches(
             slot.step, slot.index = step, index
             kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
             kinds.setdefault(kind, {}).setdefault(step, []).append(slot)
+    for i in [*groups][:1]:
+        check_memory(groups[i].caller, checked)  # which may have come to be shared since they were added
     made = []
     for (i, _, device, grad_dtype, _), by_count in kinds.items():
         parts = list(by_count.values())

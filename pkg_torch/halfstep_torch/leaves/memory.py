@@ -25,6 +25,12 @@ def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
         before.append(stretch)
 
 
+def is_other_view(grad: Tensor, param: Tensor) -> bool:
+    """Whether a gradient is in the memory of its weight, and not the very same view: `p.grad = p.t()`."""
+    distance = grad.data_ptr() - param.data_ptr()
+    return abs(distance) < param.nbytes and bool(distance or grad.stride() != param.stride())
+
+
 class _Stretch(NamedTuple):
     """The memory from the first element of a weight to its last.
 
