@@ -37,7 +37,7 @@ from halfstep_jax.numbers.schedules import at_count
 from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.relative import into_unit, out_of_unit
 from halfstep_jax.storage.stored_moment import StoredMoment
-from halfstep_jax.xla.exact import straight_through
+from halfstep_jax.xla.exact import straight_through, without_derivative
 
 S = TypeVar("S", bound=type)
 _PUBLISHED: dict[type[Rule], type] = {}
@@ -97,7 +97,8 @@ class StoredStepMoment(StepMoment):
         """Round x for the new state; return about 1/sqrt(x) of the unrounded x."""
         x = self._op.bare(x)
         check_array(self._op.rule, f"what is stored as {self.name}", x, self.value.shape)
-        self.encoded, inverse = self._stored.round_with_inverse_root(self.encoded, x, self._keys.now)
+        codes_of = without_derivative(x)
+        self.encoded, inverse = self._stored.round_with_inverse_root(self.encoded, codes_of, self._keys.now)
         self.rounded = self._op.wrap(straight_through(x, self._stored.decode(self.encoded, None)))
         return self._op.wrap(inverse)
 
@@ -118,6 +119,7 @@ class StoredStepMoment(StepMoment):
     def _round_trip(self, x: jax.Array) -> jax.Array:
         """Return the stored value of x."""
         stored, fmt, key, new = self._stored, self._format, self._keys.now, self._new
+        x = without_derivative(x) if fmt.ends_derivatives else x
         if new is None:
             self.encoded, value = stored.round_trip(self.encoded, x, key)
             return value

@@ -109,15 +109,45 @@ def test_rounding_is_straight_through(param_storage):
     assert float(got) == -7.0  # the number of weights
 
 
-def test_a_moment_in_eight_bits_passes_derivatives_of_its_own_step():
-    tx = hs.scale_by_adam(mu_dtype=hs.scaled("float8_e4m3fn", 4, 0, 0), eps_root=1e-6)
-    plain = hs.scale_by_adam(eps_root=1e-6)
-    g = {"w": jnp.array([1.0, 0.5, 2.0])}
+CODED = {
+    "momentum": lambda rate: hs.sgd(rate, 0.9, accumulator_dtype=hs.scaled("float8_e4m3fn", 4, 0, 0)),
+    "one_pass": lambda rate: hs.adamw(rate, recipe="one_pass"),
+    "nu": lambda rate: hs.adamw(rate, nu_dtype="ufloat8_e6m2"),
+    "float16": lambda rate: hs.sgd(rate, 0.9, accumulator_dtype=hs.scaled("float16", 4, 0, 0)),
+    "store_state": lambda rate: hs.store_state(optax.sgd(rate, 0.9), hs.scaled("float8_e4m3fn", 4, 0, 0)),
+}
 
-    def first(scale, tx):
-        return tx.update({"w": g["w"] * scale}, tx.init(g))[0]["w"].sum()
 
-    got, expected = (jax.grad(first)(jnp.float32(1e-3), link) for link in (tx, plain))
-    # mu enters the update as it was stored, which is within 2^-4 of what it was; so does the derivative.
-    np.testing.assert_allclose(got, expected, rtol=2.0**-3)
-    assert expected > 0
+@pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CODED)
+def test_a_derivative_that_reaches_codes_is_refused(name, compiled):
+    """Codes pass no derivative on: rates and weights would get wrong ones, some of the wrong sign."""
+    by_weights = jax.grad(functools.partial(trained, CODED[name], jnp.float32(0.01), steps=2))
+    with pytest.raises(ValueError, match=r"a derivative reaches a moment in codes or with scales"):
+        (jax.jit(by_weights) if compiled else by_weights)(P)
+
+
+def test_a_step_beside_a_derivative_may_have_codes():
+    """As where a loss is differentiated and the step is taken in one function."""
+    tx = CODED["one_pass"](1e-2)
+
+    def step(params, state):
+        value, g = jax.value_and_grad(loss)(params)
+        stopped = jax.lax.stop_gradient((g, state, params))
+        return value, tx.update(*stopped)
+
+    (_, (updates, _)), _ = jax.value_and_grad(lambda p, s: step(p, s), has_aux=True)(P, tx.init(P))
+    assert updates["w"].shape == (3,)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["op by op", "jit"])
+def test_an_exact_norm_has_the_derivative_of_the_norm(transform):
+    def clipped(scale, exact):
+        g = jax.tree.map(lambda x: x * scale, P)
+        u = hs.clip_by_global_norm(1.0, exact=exact).update(g, optax.EmptyState())[0]
+        return sum(jnp.vdot(x, y) for x, y in zip(*map(jax.tree.leaves, (u, P)), strict=True))
+
+    exact, plain = (transform(jax.grad(functools.partial(clipped, exact=x)))(3.0) for x in (True, False))
+    # Clipped updates do not change with the length of the gradient: two sums of about 5, each off by ulps.
+    assert abs(exact) < 1e-5
+    assert abs(plain) < 1e-5

@@ -42,7 +42,23 @@ def global_norms(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names
         return Norms(*jnp.zeros([2], jnp.float32))
     axes = tuple(cut_axes(x, axis_names) for x in arrays)
     if exact:
-        return with_auto_axes(functools.partial(_exact_norm, axes), arrays)
+        return with_auto_axes(functools.partial(_exact_norms, axes), arrays)
+    return _float_norms(axes, arrays)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _exact_norms(axes: tuple[tuple[str, ...], ...], arrays: list[jax.Array]) -> Norms:
+    """Return the norm by sums of integers; to a derivative it is that by sums of floats."""
+    return _exact_norm(axes, arrays)
+
+
+@_exact_norms.defjvp
+def _(axes, primals, tangents):
+    _, of_floats = jax.jvp(functools.partial(_float_norms, axes), primals, tangents)
+    return _exact_norms(axes, *primals), of_floats
+
+
+def _float_norms(axes: tuple[tuple[str, ...], ...], arrays: list[jax.Array]) -> Norms:
     tops = [over_axes(lax.pmax, jnp.max(jnp.abs(x)), over) for x, over in zip(arrays, axes, strict=True)]
     largest = jnp.max(jnp.stack(tops))
     field = jnp.clip(lax.bitcast_convert_type(largest, jnp.uint32) >> np.uint32(23), 1, 253)

@@ -25,7 +25,7 @@ from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import StateDType, as_format
 from halfstep_jax.storage.stored_moment import named_scales
-from halfstep_jax.xla.exact import opaque_input
+from halfstep_jax.xla.exact import opaque_input, without_derivative
 from halfstep_jax.xla.shards import Shard, shards
 
 _FUNCTION = "store_state"
@@ -291,6 +291,7 @@ def _encoded(static: tuple[Format, bool], x: jax.Array, keys: LeafKeys | None, i
     fmt, stochastic = static
     key = None if keys is None else keys.of_leaf(index)
     wide = x.astype(jnp.float32) if key is None else opaque_input(x, key.zero)
+    wide = without_derivative(wide) if fmt.ends_derivatives else wide
     words = key.words(Role.STATE, x.shape) if key is not None and stochastic else None
     return fmt.encode(wide if fmt.signed else jnp.abs(wide), words, keep_nonzero="where_nonnegative")
 

@@ -71,6 +71,11 @@ class Format(shared.Format):
         """The arithmetic of the codes."""
         return CODES[self.family][self.dtype]
 
+    @property
+    def ends_derivatives(self) -> bool:
+        """Whether what is stored passes no derivative on: bytes, and numbers in units of a scale."""
+        return self.scaled or jnp.dtype(self.code_dtype).itemsize == 1
+
     def problem_of(self, scale, shape: tuple[int, ...]) -> str | None:
         """Return what is wrong with the scales of an array of `shape`, unless they are traced."""
         expected = self.scale_shape(shape)

@@ -82,6 +82,19 @@ def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
     return _straight_through(jnp.asarray(x), rounded)
 
 
+def without_derivative(x: jax.Array) -> jax.Array:
+    """Return x as it is, to be stored in codes; a derivative that reaches it raises ValueError.
+
+    Codes are no numbers, so what passes from one step to the next through them would be left out in silence.
+
+    Example:
+        >>> jax.grad(without_derivative)(1.0)
+        Traceback (most recent call last):
+        ValueError: a derivative reaches a moment in codes or with scales, ...
+    """
+    return _without_derivative(jnp.asarray(x))
+
+
 def add_product(c: Array, a: Array, b: Array, zero: jax.Array) -> jax.Array:
     """Return c + (a b) in float32: product and sum, each rounded once; `c` is opaque, if it may be a product.
 
@@ -153,6 +166,19 @@ _straight_through = elementwise(
     lambda x, rounded: type_of_first(rounded),
     lambda primals, tangents: tangents[0].astype(primals[1].dtype),
     in_hlo={None: lambda x, rounded: rounded},
+)
+
+
+def _refuse_derivative(primals, tangents):
+    raise ValueError(
+        "a derivative reaches a moment in codes or with scales, which pass none on to the next step. Use "
+        'moments in "bfloat16" or "float32", as without recipe; or, where no derivative of the step is due, '
+        "pass jax.lax.stop_gradient of gradients, state, params and rates."
+    )
+
+
+_without_derivative = elementwise(
+    "without_derivative", lambda x: x, derivative=_refuse_derivative, in_hlo={None: lambda x: x}
 )
 
 
