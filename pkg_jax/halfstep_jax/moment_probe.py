@@ -59,7 +59,7 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
     for leaf, second, x, other in moment_pairs(by_path, PAIRS):
         if jnp.issubdtype(other.dtype, jnp.floating):
             tallies[second].zero += int(((x == 0) & (other != 0)).sum())
-        tallies[second].add_ends(count_at_ends(texts.get((leaf, second), ""), x, other))
+        tallies[second].add_ends(leaf, *count_at_ends(texts.get((leaf, second), ""), x, other), x.size)
     return {name: tally.diagnosis for name, tally in tallies.items()}
 
 

@@ -1,15 +1,17 @@
 """A monitor of a run: every N steps it measures on the device what rounding loses."""
 
 import functools
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from halfstep import monitor
 from halfstep.description import WEIGHT
-from halfstep.monitor import NUMBERS, corner
+from halfstep.diagnosis import Ends
+from halfstep.monitor import corner
 from halfstep_jax.description import describe, leaf_at_end, weights_that_links_store
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
@@ -25,7 +27,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
     def __init__(self, tx: optax.GradientTransformation, every: int = 100, **extra_args: object):
         super().__init__(every)
         self._tx, self._extra_args = tx, extra_args
-        self._measure = None
+        self._measure: Any = None  # a compiled function, once described
         self._formats: dict[tuple[str, str], str] = {}
 
     def read(self, params: Tree, state: Tree) -> dict[str, float] | None:
@@ -38,7 +40,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         Raises:
             TypeError: inside a function that JAX traces, such as under `jax.jit`: it would measure nothing.
         """
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, state))):
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves((params, state))):
             raise TypeError(
                 "Monitor: read is inside a function that JAX traces, and would run once, without numbers. "
                 "Call it in the training loop, with the params and state that the compiled step returns."
@@ -48,18 +50,41 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
     def _corners(self, params: Tree, state: Tree) -> list[jax.Array]:
         return _corners(params)
 
-    def _measured(self, before: Tree, params: Tree, state: Tree) -> tuple[list[float], set[str]]:
-        measure = self._measure or self._compiled(params)
-        numbers = jax.device_get(measure(before, params, state)).tolist()
-        return numbers, {text for (_, name), text in self._formats.items() if name in PAIRS}
+    def _measured(self, before: Tree, params: Tree, state: Tree) -> list[float]:
+        self._describe(params)
+        return jax.device_get(self._measure(before, params, state)).tolist()
 
-    def _compiled(self, params: Tree) -> Callable:
+    def _ends(self, params: Tree, state: Tree) -> dict[str, dict[str, Ends]]:
+        self._describe(params)
+        ends: dict[str, dict[str, Ends]] = {}
+        by_path = dict(named_leaves(state))
+        pairs = [
+            (self._formats.get((leaf, name), ""), leaf, x, other)
+            for leaf, name, x, other in moment_pairs(by_path, PAIRS)
+        ]
+        if pairs:
+            texts, leaves, *arrays = zip(*pairs, strict=True)
+            counts = jax.device_get(_count_ends(texts, *arrays)).tolist()
+            for text, leaf, x, (low, high) in zip(texts, leaves, arrays[0], counts, strict=True):
+                ends.setdefault(text, {})[leaf] = (low, high, x.size)
+        return ends
+
+    def _describe(self, params: Tree) -> None:
+        """Ask once which weights a link stores, and in which formats moments are kept."""
+        if self._measure is not None:
+            return
         fault = chain_fault(self._tx, params, self._extra_args)
         stored = weights_that_links_store(self._tx, params) - (fault.leaves if fault else frozenset())
         rows = describe(self._tx, params, **self._extra_args).arrays
         self._formats = {(row.leaf, row.name): row.format for row in rows if row.name != WEIGHT}
-        self._measure = jax.jit(functools.partial(_measured, stored, self._formats))
-        return self._measure
+        self._measure = jax.jit(functools.partial(_measured, stored))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _count_ends(texts: tuple[str, ...], second, first) -> jax.Array:
+    """Return int32 rows: how many second moments of each weight are at their smallest and largest number."""
+    rows = [count_at_ends(*of_weight) for of_weight in zip(texts, second, first, strict=True)]
+    return jnp.stack([jnp.stack([jnp.asarray(x, jnp.int32) for x in row]) for row in rows])
 
 
 @jax.jit
@@ -68,8 +93,8 @@ def _corners(params) -> list[jax.Array]:
     return [jnp.copy(p[corner(p.shape)]) for p in jax.tree.leaves(params)]
 
 
-def _measured(stored: set[str], formats: dict[tuple[str, str], str], before, params, state) -> jax.Array:
-    """Return the numbers of a step, in the order of `NUMBERS`, norms as squares."""
+def _measured(stored: set[str], before, params, state) -> jax.Array:
+    """Return lost updates as a share, the squares of both norms, and how many weights are not finite."""
     moments, taken = _moments_by_leaf(params, state), _is_taken(state)
     sums = [jnp.zeros(5)]
     for old, (name, p) in zip(before, named_leaves(params), strict=True):
@@ -84,13 +109,7 @@ def _measured(stored: set[str], formats: dict[tuple[str, str], str], before, par
         shares = jnp.array([scale, scale, scale, 1, 1], jnp.float32)
         sums.append(jnp.stack([x.sum(dtype=jnp.float32) for x in of_each]) * shares)
     lost, due, moved, weights, nonfinite = jnp.stack(sums).sum(0)
-    second = list(moment_pairs(dict(named_leaves(state)), PAIRS))
-    counts = [count_at_ends(formats.get((leaf, name), ""), x, other) for leaf, name, x, other in second]
-    size = max(sum(x.size for _, _, x, _ in second), 1)
-    ends = (jnp.asarray(sum(x), jnp.float32) / size for x in zip((0, 0), *counts, strict=True))
-    numbers = jnp.stack([lost / jnp.maximum(due, 1), moved, weights, *ends, nonfinite])
-    assert numbers.shape == (len(NUMBERS),)
-    return numbers
+    return jnp.stack([lost / jnp.maximum(due, 1), moved, weights, nonfinite])
 
 
 def _is_taken(state) -> jax.Array:

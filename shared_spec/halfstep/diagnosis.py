@@ -13,6 +13,8 @@ from halfstep.text_table import Report, Table
 
 Count = tuple[int, int]
 """How many elements are lost, of how many."""
+Ends = tuple[int, int, int]
+"""How many elements are below a range or at its lower end, above it or at its upper end, and of how many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class MomentDiagnosis:
         lowest: of a second moment, the share that its codes keep at their smallest number, of weights that
             move, and
         highest: the share that they keep at their largest.
+        worst: the weight with the largest share at an end, and its share; "" where none is there.
     """
 
     dtypes: dict[str, int]
@@ -39,6 +42,7 @@ class MomentDiagnosis:
     why: str = ""
     lowest: float = 0.0
     highest: float = 0.0
+    worst: str = ""
 
     def __str__(self) -> str:
         shares = {
@@ -58,12 +62,12 @@ class MomentTally:
     Attributes:
         zero: elements of a second moment that are zero where the first moment is not.
         otherwise: elements that are kept otherwise than was asked for, by the reason.
-        ends: elements of a second moment at its smallest and at its largest number.
+        ends: by weight, elements of a second moment at its smallest and at its largest number, and all.
     """
 
     def __init__(self):
         self.zero = 0
-        self.ends = [0, 0]
+        self.ends: dict[str, Ends] = {}
         self.otherwise: dict[str, int] = collections.defaultdict(int)
         self._dtypes: dict[str, int] = collections.defaultdict(int)
         # Arrays of one rate and dtype stand together: of few elements that are rounded stochastically, none
@@ -84,12 +88,13 @@ class MomentTally:
         frozen = sum(size for key, size in self._sizes.items() if not self._shrinks[key])
         otherwise = sum(self.otherwise.values()) / total
         why = max(self.otherwise, key=self.otherwise.__getitem__, default="")
-        ends = (count / total for count in self.ends)
-        return MomentDiagnosis(dict(self._dtypes), frozen / total, self.zero / total, otherwise, why, *ends)
+        low, high = (sum(counts[i] for counts in self.ends.values()) / total for i in (0, 1))
+        zero, worst = self.zero / total, worst_of(self.ends)
+        return MomentDiagnosis(dict(self._dtypes), frozen / total, zero, otherwise, why, low, high, worst)
 
-    def add_ends(self, counts: Iterable[SupportsInt]) -> None:
-        """Count elements at the smallest and at the largest number."""
-        self.ends = [sum(both) for both in zip(self.ends, map(int, counts), strict=True)]
+    def add_ends(self, leaf: str, low: SupportsInt, high: SupportsInt, size: int) -> None:
+        """Count elements of a weight's moment at the smallest and at the largest number, and all."""
+        self.ends[leaf] = (int(low), int(high), size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,20 +222,68 @@ RANGES = {
 """Of formats without a scale: the smallest and largest second moments, and what becomes of others."""
 
 
+_EMBEDDINGS = "Embeddings of language models have such gradients."
+
+
 def outside_range(dtype: str, largest: float) -> str:
     """Return what becomes of squares of gradients of such a largest magnitude; "" if nothing.
 
     Contract: F6, F17.
     """
-    lowest, most, too_small, too_large = RANGES[dtype]
+    lowest, most, _, _ = RANGES[dtype]
     if not largest or math.isnan(largest) or lowest <= largest**2 <= most:
         return ""
-    large = largest > 1
+    return _outside(dtype, "gradients", "squares of them", largest > 1)
+
+
+def gradients_outside(dtype: str, counts: Mapping[str, Ends]) -> str:
+    """Return what becomes of the gradients of the weight with the most outside of a range; "" if nothing.
+
+    One that is too large counts, and too small ones count from a quarter: a moment is the mean of many
+    squares, of which some may be small.
+
+    Args:
+        dtype: of the second moments.
+        counts: by weight, the gradients below the range, above it, and those that are not zero.
+    """
+    for end, least, large in ((1, 0.0, True), (0, 0.25, False)):
+        shares = {name: counts[name][end] / max(counts[name][2], 1) for name in counts}
+        name = max(shares, key=shares.__getitem__, default="")
+        if name and shares[name] > least:
+            squares = f"squares of {_percent(shares[name])} of them"
+            return _outside(dtype, f"gradients of {name!r}", squares, large)
+    return ""
+
+
+def limits(dtype: str) -> tuple[float, float]:
+    """Return the smallest and the largest gradient whose square a format without a scale holds."""
+    return math.sqrt(RANGES[dtype][0]), math.sqrt(RANGES[dtype][1])
+
+
+def _outside(dtype: str, gradients: str, squares: str, large: bool) -> str:
+    _, _, too_small, too_large = RANGES[dtype]
     return (
-        f"gradients are so {'large' if large else 'small'} that squares of them are "
+        f"{gradients} are so {'large' if large else 'small'} that {squares} are "
         f"{'above' if large else 'below'} what {dtype} holds: {too_large if large else too_small}. "
+        f"{'' if large else f'{_EMBEDDINGS} '}"
         "Use the recipe eight_bit, and a GradScaler where the loss is scaled."
     )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "under 1%"
+
+
+def worst_of(ends: Mapping[str, Ends]) -> str:
+    """Return the weight with the largest share of elements at an end, and the share; "" if there is none.
+
+    Example:
+        >>> worst_of({"a": (1, 0, 8), "b": (6, 0, 8)})
+        "'b' 75%"
+    """
+    shares = {name: (low + high) / max(size, 1) for name, (low, high, size) in ends.items()}
+    name = max(shares, key=shares.__getitem__, default="")
+    return f"{name!r} {_percent(shares[name])}" if shares.get(name) else ""
 
 
 END_CODES = {"uroot4_e4m4": (0, 254), "uroot8": (0, None)}
@@ -247,20 +300,28 @@ def end_codes(dtype: str) -> tuple[int, int | None] | None:
     return END_CODES.get(dtype.split(",")[0])
 
 
-def at_ends(name: str, dtype: str, lowest: float, highest: float) -> str:
-    """Return what given shares of a second moment at its ends mean; "" below 1 % at either."""
+def at_ends(name: str, dtype: str, lowest: float, highest: float, worst: str = "") -> str:
+    """Return what given shares of a second moment at its ends mean; "" below 1 % at either.
+
+    `worst` is the weight with the largest share, and that share.
+    """
     if end_codes(dtype) is None or max(lowest, highest) <= 0.01:
         return ""
     what = [f"{lowest:.0%} of {name} at the smallest number of {dtype}, so that steps are too short"] * (
         lowest > 0.01
     )
     what += [f"{highest:.0%} of {name} at the largest, so that steps are too long"] * (highest > 0.01)
-    way_out = (
-        "Take the scale off the loss before the step, or use the recipe eight_bit, which scales blocks."
-        if dtype == "uroot4_e4m4"
-        else 'Their blocks hold 43 binades, and gradients spread over more: use nu_dtype="bfloat16".'
+    most = f" The largest share is that of {worst}." if worst else ""
+    if dtype != "uroot4_e4m4":
+        return (
+            f"{', and '.join(what)}.{most} Their blocks hold 43 binades, and gradients spread over more: "
+            'use nu_dtype="bfloat16".'
+        )
+    why = f" {_EMBEDDINGS}" if lowest > 0.01 else ""
+    return (
+        f"{', and '.join(what)}.{most}{why} Take the scale off the loss before the step, or use the recipe "
+        "eight_bit, which scales blocks."
     )
-    return f"{', and '.join(what)}. {way_out}"
 
 
 def _advice_on_nonfinite(shares: Mapping[str, float]) -> Iterable[str]:
@@ -323,7 +384,7 @@ def _advice_on_moment(terms: Wording, name: str, moment: MomentDiagnosis) -> Ite
             "Keep it in a dtype with the range of float32, such as bfloat16."
         )
     for dtype in moment.dtypes:
-        if problem := at_ends(name, dtype, moment.lowest, moment.highest):
+        if problem := at_ends(name, dtype, moment.lowest, moment.highest, moment.worst):
             yield problem
     if moment.not_as_asked > 0.05:
         yield (

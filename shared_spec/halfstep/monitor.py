@@ -3,10 +3,10 @@
 import logging
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
-from halfstep.diagnosis import at_ends, end_codes
+from halfstep.diagnosis import Ends, at_ends, end_codes, worst_of
 
 NUMBERS = (
     "updates_lost",
@@ -18,6 +18,8 @@ NUMBERS = (
 )
 """The entries of a row beside "step", in order. Shares are between 0 and 1; `nonfinite` is a count."""
 _SAMPLE = 2**14
+_EARLY = 10
+# The call that looks at the ends of second moments before a run has lost much.
 SAID: set[tuple[str, str]] = set()
 """Of which packages what was said in this process: a share changes from step to step."""
 
@@ -46,7 +48,7 @@ class Monitor:
     model, so all processes of a mesh must call `read`.
 
     What is wrong is said once in the log of the package, such as second moments at the ends of what
-    `one_pass` holds.
+    `one_pass` holds. For these the tenth call looks too, whatever `every` is.
 
     Args:
         tx: of JAX: the transform that trains.
@@ -101,9 +103,11 @@ class Monitor:
         self._calls += 1
         row = None
         if self._before:
-            numbers, formats = self._measured(self._before, *step)
-            row = row_of(self._package, self._calls, numbers, self._second, formats)
+            numbers, ends = self._measured(self._before, *step), self._ends(*step)
+            row = row_of(self._package, self._calls, numbers, self._second, ends)
             self._before = None
+        elif self._calls == _EARLY:
+            _say(self._package, problems_of_weights(self._second, self._ends(*step)))
         if (self._calls + 1) % self.every == 0:
             self._before = self._corners(*step)
         return row
@@ -113,8 +117,12 @@ class Monitor:
         raise NotImplementedError
 
     # `before` is what `_corners` returned.
-    def _measured(self, before: Any, *step: Any) -> tuple[Sequence[float], Collection[str]]:
-        """Return numbers in the order of `NUMBERS`, norms as squares, and the formats of second moments."""
+    def _measured(self, before: Any, *step: Any) -> Sequence[float]:
+        """Return lost updates as a share, the squares of both norms, and how many weights are not finite."""
+        raise NotImplementedError
+
+    def _ends(self, *step: Any) -> Mapping[str, Mapping[str, Ends]]:
+        """Return by format and weight how many second moments are at the ends of their codes."""
         raise NotImplementedError
 
 
@@ -133,28 +141,51 @@ def corner(shape: Sequence[int]) -> tuple[slice, ...]:
 
 
 def row_of(
-    package: str, step: int, numbers: Sequence[float], second: str, formats: Collection[str]
+    package: str, step: int, numbers: Sequence[float], second: str, ends: Mapping[str, Mapping[str, Ends]]
 ) -> dict[str, float]:
     """Return the numbers of a step by name; say once in the log what is wrong with them.
 
     Args:
         package: whose log it is.
         step: its number.
-        numbers: in the order of `NUMBERS`, norms still as squares.
+        numbers: lost updates, both norms still as squares, and how many weights are not finite.
         second: the name of second moments, and
-        formats: those that they are kept in.
+        ends: by format and weight, how many of them are at the ends of their codes.
     """
-    row = {"step": float(step), **dict(zip(NUMBERS, map(float, numbers), strict=True))}
-    for norm in ("update_norm", "weight_norm"):
-        row[norm] = math.sqrt(row[norm])
-    ends = (row["moments_at_smallest"], row["moments_at_largest"])
-    found = {fmt: at_ends(second, fmt, *ends) for fmt in formats if end_codes(fmt)}
+    lost, moved, weights, nonfinite = map(float, numbers)
+    shares = _shares(counts for of_format in ends.values() for counts in of_format.values())
+    values = (lost, math.sqrt(moved), math.sqrt(weights), *shares, nonfinite)
+    row = {"step": float(step), **dict(zip(NUMBERS, values, strict=True))}
+    found = {fmt: at_ends(second, fmt, *shares, worst_of(x)) for fmt, x in ends.items() if end_codes(fmt)}
     if row["updates_lost"] > 0.05:
         found["lost"] = "rounding drops over 5 % of the updates of 16-bit weights. Call diagnose for advice."
     if row["nonfinite"]:
         found["nonfinite"] = "weights are infinite or NaN, and stay so. Go back to a checkpoint and clip."
+    _say(package, found)
+    return row
+
+
+def problems_of_weights(second: str, ends: Mapping[str, Mapping[str, Ends]]) -> dict[str, str]:
+    """Return by format the problem of the weight with the most second moments at an end.
+
+    Early in a run second moments still grow from 0. So a quarter of a weight's may be at their smallest.
+    """
+    found = {}
+    for fmt, by_weight in ends.items():
+        for name, counts in sorted(by_weight.items(), key=lambda row: -max(_shares([row[1]])))[:1]:
+            low, high = _shares([counts])
+            found[fmt] = at_ends(f"{second} of {name!r}", fmt, low if low > 0.25 else 0.0, high)
+    return found
+
+
+def _shares(ends: Iterable[Ends]) -> tuple[float, float]:
+    """Return the shares of elements at the smallest and at the largest number."""
+    low, high, size = map(sum, zip((0, 0, 0), *ends, strict=True))
+    return low / max(size, 1), high / max(size, 1)
+
+
+def _say(package: str, found: Mapping[str, str]) -> None:
     for kind, problem in found.items():
         if problem and (package, kind) not in SAID:
             SAID.add((package, kind))
             logging.getLogger(package).warning("Monitor: %s", problem)
-    return row

@@ -69,7 +69,9 @@ def test_float16_gradients_without_a_scaler_are_spoken_of_once(caplog):
 @pytest.mark.parametrize(("size", "word"), [(200.0, "large"), (1e-8, "small"), (1e-3, None)])
 def test_gradients_that_8_bits_without_a_scale_do_not_hold_are_spoken_of(formats, size, word, caplog):
     step(hs.AdamW, [[size, 0.0]], **formats)
-    assert [f"gradients are so {word}" in message for message in said(caplog)] == ([True] if word else [])
+    assert [f"gradients of '0' are so {word}" in message for message in said(caplog)] == (
+        [True] if word else []
+    )
 
 
 # --- replicas ---
@@ -196,7 +198,24 @@ def test_gradients_that_leave_the_range_of_one_pass_in_mid_run_are_spoken_of(out
         optimizer.step()
         assert bool(said(caplog)) == (step == 200)
     (line,) = said(caplog)
-    assert line.startswith(f"AdamW: gradients are so {kind} that squares of them")
+    assert line.startswith(f"AdamW: gradients of 'a' are so {kind} that squares of 100% of them")
+
+
+@pytest.mark.parametrize("share", [0.125, 0.5])
+def test_a_quarter_of_a_weights_gradients_below_the_range_of_one_pass_is_spoken_of_at_step_10(share, caplog):
+    params = [(name, torch.nn.Parameter(torch.zeros(64, dtype=torch.bfloat16))) for name in ("embed", "b")]
+    optimizer = hs.AdamW(params, recipe="one_pass", compile=False)
+    for step in range(1, 11):
+        for _, p in params:
+            p.grad = torch.ones_like(p)
+        if step == 10:
+            params[0][1].grad[: int(64 * share)] = 1e-8
+        optimizer.step()
+    lines = said(caplog)
+    assert bool(lines) == (share > 0.25)
+    if lines:
+        assert lines[0].startswith("AdamW: gradients of 'embed' are so small that squares of 50% of them")
+        assert "Embeddings of language models have such gradients. Use the recipe eight_bit" in lines[0]
 
 
 @pytest.mark.parametrize(("gradient", "is_said"), [(2.0**-10, False), (2.0**-30, True)])

@@ -110,6 +110,37 @@ def test_one_pass_outside_of_its_range_shows_and_is_said(package, scale, end, ca
     assert "use the recipe eight_bit" in said[0]
 
 
+@pytest.mark.parametrize("package", OURS)
+def test_an_embedding_below_the_range_of_one_pass_is_named_at_the_tenth_step(package, caplog):
+    """Squares of 1e-8 are below the range, and those of 1e-4 inside of it from the first step on."""
+    shares = {"small": 1e-8, "ordinary": 1e-4}
+    monitor.SAID.clear()
+    if package == "jax":
+        params = {name: jnp.ones(256, jnp.bfloat16) for name in shares}
+        grads = {name: jnp.full(256, g, jnp.bfloat16) for name, g in shares.items()}
+        tx = halfstep_jax.adamw(1e-3, recipe="one_pass")
+        watch, state, update = halfstep_jax.Monitor(tx), tx.init(params), jax.jit(tx.update)
+        rows = []
+        for _ in range(10):
+            updates, state = update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+            rows.append(watch.read(params, state))
+    else:
+        named = [(name, torch.nn.Parameter(torch.ones(256, dtype=torch.bfloat16))) for name in shares]
+        for name, p in named:
+            p.grad = torch.full_like(p, shares[name])
+        optimizer = halfstep_torch.AdamW(named, recipe="one_pass")
+        watch, rows = halfstep_torch.Monitor(optimizer), []
+        for _ in range(10):
+            optimizer.step()
+            rows.append(watch.read())
+    assert rows == [None] * 10
+    (line,) = (record.getMessage() for record in caplog.records if "Monitor" in record.getMessage())
+    assert "of 'small' at the smallest number of uroot4_e4m4" in line
+    assert line.startswith("Monitor: 100% of ")
+    assert "Embeddings of language models have such gradients." in line
+
+
 def test_a_link_behind_the_one_that_stores_shows():
     tx = optax.chain(halfstep_jax.adamw(1e-4), optax.scale(0.5))
     assert jax_rows(tx)[3][0]["updates_lost"] > 0.9

@@ -2,13 +2,12 @@
 
 import gc
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from halfstep.diagnosis import RANGES, at_ends, outside_range
+from halfstep.diagnosis import RANGES, Ends, at_ends, gradients_outside, limits, worst_of
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.batches import Batch
@@ -27,7 +26,7 @@ _COUNTS = (100, 1_000, 10_000)
 def warn_of_step(optimizer: Owner, batches: Sequence[Batch]) -> None:
     """Give the warnings of a step, most at the first one, which also compares replicas."""
     caller, groups = optimizer._name, optimizer.param_groups
-    if optimizer._compared and not {step % 100 for batch in batches for step in batch.numbers} & {0, 1}:
+    if optimizer._compared and not any(map(_is_looked_at, _steps_of(batches))):
         return
     first = [batch for batch in batches if 1 in batch.numbers]
     nameless = sum(len(group["params"]) for group in groups if "param_names" not in group)
@@ -114,17 +113,18 @@ def _warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
 
 def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
     """Warn, at a few steps of a run, of second moments with over 1 % at an end of their codes."""
-    counted: dict[tuple[str, str], list[int]] = {}
+    counted: dict[tuple[str, str], dict[str, Ends]] = {}
     for batch in batches:
         if not any(step in batch.numbers for step in _COUNTS):
             continue
         for (second, first), slot in itertools.product(batch.plan.second_moments, batch.slots):
             if (ends := count_at_ends(second, first, slot.kept)) is not None:
-                sums = counted.setdefault((second.key, second.format.dtype), [0, 0, 0])
-                for i, count in enumerate((*ends, slot.param.numel())):
-                    sums[i] += int(count)
-    for (key, dtype), (low, high, size) in counted.items():
-        if problem := at_ends(key, dtype, low / max(size, 1), high / max(size, 1)):
+                of_kind = counted.setdefault((second.key, second.format.dtype), {})
+                low, high = map(int, ends)
+                of_kind[slot.name] = (low, high, slot.param.numel())
+    for (key, dtype), by_name in counted.items():
+        low, high, size = map(sum, zip(*by_name.values(), strict=True))
+        if problem := at_ends(key, dtype, low / max(size, 1), high / max(size, 1), worst_of(by_name)):
             say_once(f"{caller}: {problem}")
 
 
@@ -133,11 +133,27 @@ def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
     for batch in batches:
         dtypes = (moment.format.dtype for moment in batch.plan.moments)
         dtype = next((dtype for dtype in dtypes if dtype in RANGES), "")
-        if not dtype or not any(step == 1 or step % 100 == 0 for step in batch.numbers):
+        if not dtype or not any(map(_is_looked_at, batch.numbers)):
             continue
-        grads = [slot.grad for slot in batch.slots if slot.grad.numel()]
-        norms = [torch.linalg.vector_norm(grad, math.inf) for grad in grads]
-        for largest in torch.stack(norms).tolist() if norms else ():
-            if problem := outside_range(dtype, largest / (batch.group.scale or 1.0)):
-                say_once(f"{caller}: {problem}")
-                break
+        slots = [slot for slot in batch.slots if slot.grad.numel()]
+        if not slots:
+            continue
+        scale = batch.group.scale or 1.0
+        counts = torch.stack([_outside(slot.grad, *(scale * x for x in limits(dtype))) for slot in slots])
+        rows = zip(slots, counts.tolist(), strict=True)
+        if problem := gradients_outside(dtype, {slot.name: tuple(row) for slot, row in rows}):
+            say_once(f"{caller}: {problem}")
+
+
+def _outside(grad: Tensor, lowest: float, most: float) -> Tensor:
+    """Return how many gradients are too small, too large, and not zero."""
+    size = grad.abs()
+    return torch.stack([((size > 0) & (size < lowest)).sum(), (size > most).sum(), (size > 0).sum()])
+
+
+def _is_looked_at(step: int) -> bool:
+    return step in (1, 10) or step % 100 == 0
+
+
+def _steps_of(batches: Iterable[Batch]) -> set[int]:
+    return {step for batch in batches for step in batch.numbers}

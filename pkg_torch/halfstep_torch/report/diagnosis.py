@@ -84,7 +84,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     if not listed:
         raise ValueError(f"{_FUNCTION}: no parameter has a gradient. Call it after backward, before step.")
     narrow = [p for p in listed if p.dtype in NARROW]
-    leaf_names = {p: names.get(id(p), str(i)) for i, p in enumerate(narrow)}
+    leaf_names = {p: names.get(id(p), str(i)) for i, p in enumerate(listed)}
     with torch.random.fork_rng(devices={p.device for p in listed if p.device.type == "cuda"}):
         lossy = rounded_to_nearest(optimizer, narrow)
         counts = {p: (0, p.numel()) for p in narrow} | _lost(
@@ -92,7 +92,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         )
         kept = _lost_by_compensation(optimizer, compensated(optimizer, narrow))
         decay = _decay_lost(optimizer, lossy)
-        moments = diagnose_moments(optimizer, listed)
+        moments = diagnose_moments(optimizer, leaf_names)
     grads = [_placed_grad(p) for p in listed]
     return diagnosis_of(
         _TERMS,

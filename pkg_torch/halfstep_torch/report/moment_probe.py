@@ -1,7 +1,7 @@
 """A probe of an optimizer's moments: whether they can shrink, are zero, and have the requested format."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -21,9 +21,11 @@ PAIRS = {"exp_avg_sq": "exp_avg"}
 """The keys of second moments, and of the first ones beside them."""
 
 
-def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, MomentDiagnosis]:
-    """Return how moments fare, by key, as a step with no gradient shows it."""
-    params = [p for p in params if optimizer.state.get(p)]
+def diagnose_moments(
+    optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]
+) -> dict[str, MomentDiagnosis]:
+    """Return how moments of named parameters fare, by key, as a step with no gradient shows it."""
+    params = [p for p in names if optimizer.state.get(p)]
     narrow: set[tuple[Tensor, str]] = set()
 
     def state(p: Tensor, key: str, x: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> 
         zeros = [((local_part(y) == 0) & (local_part(x) != 0)).sum() for _, x, y in pairs]
         for (zero,) in total_counts([p for p, _, _ in pairs], [(int(count),) for count in zeros]):
             tallies[second_key].zero += zero
-    _count_ends(optimizer, copies, tallies)
+    _count_ends(optimizer, {p: names[p] for p in copies}, tallies)
     return {key: tally.diagnosis for key, tally in tallies.items()}
 
 
@@ -69,16 +71,16 @@ def _changed(
 
 
 def _count_ends(
-    optimizer: torch.optim.Optimizer, params: Collection[Tensor], tallies: Mapping[str, MomentTally]
+    optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], tallies: Mapping[str, MomentTally]
 ) -> None:
     """Count the elements of our second moments at the ends of their codes, in all processes."""
     found: list[tuple[Tensor, str, tuple[int, ...]]] = []
     for param, second, first, here in second_moments(optimizer):
-        if param in params and (ends := count_at_ends(second, first, here)) is not None:
+        if param in names and (ends := count_at_ends(second, first, here)) is not None:
             found.append((param, second.key, tuple(map(int, ends))))
     totals = total_counts([param for param, _, _ in found], [counts for _, _, counts in found])
-    for (_, key, _), counts in zip(found, totals, strict=True):
-        tallies[key].add_ends(counts)
+    for (param, key, _), (low, high) in zip(found, totals, strict=True):
+        tallies[key].add_ends(names[param], low, high, param.numel())
 
 
 def float32_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, list[Tensor]]:

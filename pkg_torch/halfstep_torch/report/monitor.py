@@ -1,14 +1,14 @@
 """A monitor of a run: every N steps it measures on the device what rounding loses."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from halfstep import monitor
+from halfstep.diagnosis import Ends
 from halfstep.monitor import corner
-from halfstep_torch.distributed.collectives import by_mesh, reduce_sum
+from halfstep_torch.distributed.collectives import by_mesh, reduce_sum, total_counts
 from halfstep_torch.distributed.shards import counts_here, is_sharded, local_part
 from halfstep_torch.report.moment_probe import PAIRS
 from halfstep_torch.report.probe_steps import (
@@ -40,8 +40,29 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         params = (p for group in self._optimizer.param_groups for p in group["params"])
         return {p: (_corner(p).clone(), _steps(self._optimizer, p)) for p in params if p.requires_grad}
 
-    def _measured(self, before: Before) -> tuple[list[float], set[str]]:
-        return _measured(self._optimizer, before), _formats(self._optimizer)
+    def _measured(self, before: Before) -> list[float]:
+        return _measured(self._optimizer, before)
+
+    @torch.no_grad()
+    def _ends(self) -> dict[str, dict[str, Ends]]:
+        counted = []
+        for p, second, first, state in second_moments(self._optimizer):
+            if (ends := count_at_ends(second, first, state)) is not None:
+                counted.append((p, second.format.dtype, ends))
+        totals = total_counts([p for p, _, _ in counted], [tuple(map(int, ends)) for _, _, ends in counted])
+        names, found = _labels(self._optimizer), {}
+        for (p, fmt, _), (low, high) in zip(counted, totals, strict=True):
+            found.setdefault(fmt, {})[names[p]] = (low, high, p.numel())
+        return found
+
+
+def _labels(optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
+    """Return the name of each parameter, or its index over all groups."""
+    labels = {}
+    for group in optimizer.param_groups:
+        for i, p in enumerate(group["params"]):
+            labels[p] = group["param_names"][i] if "param_names" in group else str(len(labels))
+    return labels
 
 
 def _corner(p: Tensor) -> Tensor:
@@ -57,20 +78,16 @@ def _steps(optimizer: torch.optim.Optimizer, p: Tensor) -> float | None:
 
 @torch.no_grad()
 def _measured(optimizer: torch.optim.Optimizer, before: Before) -> list[float]:
-    """Return a row's numbers, in the order of `NUMBERS`, but for squares of norms."""
+    """Return lost updates as a share, the squares of both norms, and how many weights are not finite."""
     lossy = set(rounded_to_nearest(optimizer, [p for p in before if p.dtype in NARROW]))
     sums = {p: _sums(optimizer, p, old, p in lossy) for p, old in before.items()}
-    for p, low, high, size in _at_ends(optimizer):
-        if p in sums:
-            sums[p][4:7] += torch.stack([low, high, torch.full_like(low, size)]).to(sums[p])
     numbers = _totals(sums)
-    lost, due, moved, weights, low, high, size = numbers
+    lost, due, moved, weights = numbers
     nonfinite = 0.0
     # A sum of squares that is finite has finite summands: then nothing is counted one by one.
     if not all(map(math.isfinite, numbers)):
         (nonfinite,) = _totals({p: (~local_part(p).isfinite()).sum().reshape(1).float() for p in before})
-    ends = [low / max(size, 1), high / max(size, 1)]
-    return [lost / max(due, 1), moved, weights, *ends, nonfinite]
+    return [lost / max(due, 1), moved, weights, nonfinite]
 
 
 def _totals(sums: dict[Tensor, Tensor]) -> list[float]:
@@ -90,11 +107,7 @@ def _total(rows: list[Tensor]) -> Tensor:
 def _sums(
     optimizer: torch.optim.Optimizer, p: Tensor, before: tuple[Tensor, float | None], lossy: bool
 ) -> Tensor:
-    """Return for a weight the sums of a row.
-
-    Lost updates, updates, the squared norms of its movement and of itself, and three places for its second
-    moments: at their smallest number, at their largest, and all.
-    """
+    """Return for a weight: lost updates, updates, and the squared norms of its movement and of itself."""
     old, steps = before
     here, now = local_part(p.detach()), _corner(p)
     # A scaler leaves steps out, and gradients may still be added: then the state has not counted a step.
@@ -109,15 +122,4 @@ def _sums(
     lost = (due & (now == old)).sum() if lossy else due.new_zeros(())
     scale = here.numel() / max(now.numel(), 1)
     sums = [lost * scale, due.sum() * scale, moved * scale, weights]
-    return torch.stack([*(x.float() for x in sums), *weights.new_zeros(3)])
-
-
-def _at_ends(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-    """Yield of our second moments: parameter, elements at the ends of their codes, and all elements."""
-    for p, second, first, state in second_moments(optimizer):
-        if (ends := count_at_ends(second, first, state)) is not None:
-            yield p, *ends, state[second.key].numel()
-
-
-def _formats(optimizer: torch.optim.Optimizer) -> set[str]:
-    return {second.format.dtype for _, second, _, _ in second_moments(optimizer)}
+    return torch.stack([x.float() for x in sums])
