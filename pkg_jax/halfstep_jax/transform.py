@@ -16,7 +16,13 @@ from halfstep.random_words import Role, leaf_id
 from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, declared, moments_of
 from halfstep.step import updated
-from halfstep.storage.moment_formats import check_feedback, check_power_unit, check_saturation, check_unit
+from halfstep.storage.moment_formats import (
+    check_feedback,
+    check_power_unit,
+    check_saturation,
+    check_slow_feedback,
+    check_unit,
+)
 from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
@@ -300,6 +306,7 @@ def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         fmt, unit = moment.asked_for, stored.get(moment.field.unit)
         if fmt is not None:
             check_saturation(rule.name, moment.field, fmt, formats)
+            check_slow_feedback(rule.name, moment.field, fmt, moment.rounding, moment.rate)
         if unit is None or fmt is None or not fmt.relative or fmt.scaled:
             continue
         check_power_unit(rule.name, moment.field, fmt, unit.field, unit.asked_for)

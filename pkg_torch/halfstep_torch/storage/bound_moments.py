@@ -12,6 +12,7 @@ from halfstep.storage.moment_formats import (
     check_power_unit,
     check_rounding,
     check_saturation,
+    check_slow_feedback,
     check_unit,
     check_weight_dtype,
     default_of,
@@ -70,6 +71,7 @@ def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Values, rate
     """Refuse a format that cannot hold the moment (contract F2), or would freeze it (F3)."""
     check_format(caller, moment, fmt)
     check_freezing(caller, moment, fmt, _rounding(rule, moment), _rate(moment, h), rate_name)
+    check_slow_feedback(caller, moment, fmt, _rounding(rule, moment), _rate(moment, h), rate_name)
     moments = declared(type(rule)).moments.values()
     check_saturation(caller, moment, fmt, [(other, _format(other, h)) for other in moments])
     if fmt.relative and not fmt.scaled:

@@ -34,6 +34,10 @@ def rounding_argument(moment: Moment) -> str:
     return moment.rounding or f"{moment.name}_rounding"
 
 
+MOST_FEEDBACK = 0.9501
+"""Up to this rate, 0.95 in any precision, errors of codes are fed back without a warning: 19 in a step."""
+
+
 def check_rounding(caller: str, moment: Moment, rounding: object) -> None:
     """Raise ValueError for what is no rounding."""
     if rounding not in ROUNDINGS:
@@ -234,6 +238,25 @@ def check_feedback(caller: str, moment: Moment, rounding: str, unit: Moment, uni
             f'{caller}: {rounding_argument(moment)}="feedback" is of no effect beside {dtype_argument(unit)}='
             f'{unit_fmt.dtype}, where updates are made of moments before they are stored. Use "stochastic".'
         )
+
+
+def check_slow_feedback(
+    caller: str, moment: Moment, fmt: Format, rounding: str, rate: Scalar | None, rate_name: str = ""
+) -> None:
+    """Warn of error feedback of 8 or 4 bits at a slow rate: it is as long as the step.
+
+    `rate` and `rate_name` are those of `check_freezing`.
+    """
+    in_codes = fmt.rounds and fmt.dtype not in ("bfloat16", "float16")
+    if rounding != "feedback" or not in_codes or rate is None or float(rate) <= MOST_FEEDBACK:
+        return
+    name, rate_name, b = rounding_argument(moment), rate_name or moment.rate, float(rate)
+    warnings.warn(
+        f'{caller}: {rate_name}={b:.7g} with {name}="feedback" and {dtype_argument(moment)}={fmt.text} takes '
+        f"back {b / (1 - b):.3g} errors of storing {moment.name} in a step, and weights jitter by them. "
+        f'Use {name}="stochastic", or a {rate_name} of at most 0.95.',
+        stacklevel=3,
+    )
 
 
 def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Scalar | None) -> bool:
