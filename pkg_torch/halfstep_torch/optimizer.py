@@ -378,7 +378,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
         """Return (group index, leaf name, parameter) of all parameters (contract W7)."""
-        return self._members.named(self._name, self.param_groups, len(self._choices))
+        return self._members.named(self._name, self.param_groups, len(self._choices), self.state)
 
     def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
         """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""

@@ -346,3 +346,81 @@ def test_what_was_put_into_a_list_of_the_optimizer_is_refused_before_a_step(wher
     optimizer.param_groups[0]["params"] = list(params.values())
     optimizer.param_groups[1:] = []
     assert_same_snapshots(before, snapshot(optimizer))
+
+
+STEPPED = {
+    "AdamW": hs.AdamW,
+    "near_float32": lambda params: hs.AdamW(params, recipe="near_float32"),
+    "Lamb": hs.Lamb,
+    "round_weights": lambda params: hs.round_weights(torch.optim.AdamW(params)),
+}
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("make", STEPPED)
+def test_a_replaced_parameter_goes_on_with_the_state_of_its_name(make, named):
+    """As accelerate replaces parameters when it shards a model; moments and counts did start again."""
+    runs = []
+    for replaced in (False, True):
+        pairs = [(name, torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))) for name in "ab"]
+        params = [p for _, p in pairs]
+        optimizer = STEPPED[make](pairs if named else params)
+        for step in range(4):
+            if replaced and step == 2:
+                params = [torch.nn.Parameter(p.detach().clone()) for p in params]
+                optimizer.param_groups[0]["params"] = list(params)
+            for i, p in enumerate(params):
+                p.grad = torch.full_like(p, 1.0 + i + step)
+            optimizer.step()
+        assert set(optimizer.state) == set(params)
+        optimizer.load_state_dict(optimizer.state_dict())
+        runs.append(params)
+    if named:  # others have other words, as they are a second optimizer
+        assert all(map(torch.equal, *runs))
+
+
+@pytest.mark.parametrize("make", STEPPED)
+def test_state_of_a_parameter_that_was_replaced_by_none_is_told(make):
+    params = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in "ab"]
+    optimizer = STEPPED[make](params)
+    step_by_ones(optimizer)
+    optimizer.param_groups[0]["params"] = [torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))]
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"group 0 were replaced, and the state of '1' belongs to no para"
+        ):
+            step_by_ones(optimizer)
+    optimizer.state.pop(params[1])
+    step_by_ones(optimizer)
+
+
+def test_a_replaced_parameter_of_another_shape_starts_again_and_the_log_says_so(caplog):
+    """As an embedding that grows."""
+    p, grown = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(4))
+    optimizer = hs.AdamW([("a", p)])
+    step_by_ones(optimizer)
+    optimizer.param_groups[0]["params"][0] = grown
+    step_by_ones(optimizer)
+    assert "'a' was replaced by a parameter of another shape: its state starts again." in caplog.text
+    assert set(optimizer.state) == {grown}
+
+
+def test_a_frozen_and_an_added_parameter_are_no_replacement():
+    a, b, c = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
+    optimizer = hs.AdamW([("a", a), ("b", b)])
+    step_by_ones(optimizer)
+    optimizer.param_groups[0]["params"] = [b]
+    optimizer.add_param_group({"params": [("c", c)]})
+    step_by_ones(optimizer)
+    assert [int(optimizer.state[p]["step"]) for p in (a, b, c)] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_parameters_that_are_trained_in_turn_are_no_replacements(named):
+    pairs = [(name, torch.nn.Parameter(torch.ones(3))) for name in "ab"]
+    params = [p for _, p in pairs]
+    optimizer = hs.AdamW(pairs if named else params)
+    for step in range(6):
+        optimizer.param_groups[0]["params"] = [params[step % 2]] if step else list(params)
+        step_by_ones(optimizer)
+    assert [int(optimizer.state[p]["step"]) for p in params] == [3, 4]

@@ -160,7 +160,7 @@ class RoundedWeights(torch.optim.Optimizer):
         check_memory(_FUNCTION, trained)
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
-        return self._names.named(_FUNCTION, self.param_groups, len(self.param_groups))
+        return self._names.named(_FUNCTION, self.param_groups, len(self.param_groups), self.state)
 
     def _lend(self) -> list[Member]:
         """Give the optimizer the groups, with copies for parameters; return all members."""

@@ -2,7 +2,7 @@
 
 import collections
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.numbers.random_words import fold
 from halfstep_torch.numbers.seeds import LinkSeed
+from halfstep_torch.say_once import say_once
 
 Group = dict[str, Any]
 """A param group: torch's own type."""
@@ -78,15 +79,21 @@ class NamedMembers:
 
     def __init__(self):
         self._names: dict[Tensor, str] = {}
+        self._seen: set[Tensor] = set()
         self._listed: list[list[Tensor]] = []
         self._leaves: list[list[str]] = []
 
-    def named(self, caller: str, groups: Sequence[Group], added: int) -> Iterator[tuple[int, str, Tensor]]:
+    def named(
+        self, caller: str, groups: Sequence[Group], added: int, state: MutableMapping[Tensor, Any]
+    ) -> Iterator[tuple[int, str, Tensor]]:
         """Return triples: group index, leaf name (contract W7) or position, parameter.
+
+        In `state` a parameter that has replaced another takes over what that one had.
 
         Raises:
             ValueError: if a parameter was put into a list of parameters, and so has no name; or if there are
-                other groups than so many that were `added`.
+                other groups than so many that were `added`; or if parameters were replaced, and state is left
+                that has none.
         """
         if len(groups) != added:
             raise ValueError(
@@ -98,10 +105,47 @@ class NamedMembers:
             for i, group in enumerate(groups):
                 if "param_names" in group:
                     group["param_names"] = self._names_of(caller, i, group)
-            self._leaves = _leaves_of(groups)
-            self._listed = [list(listed) for listed in params]
+            leaves = _leaves_of(groups)
+            self._carry_state(caller, params, leaves, state)
+            self._leaves, self._listed = leaves, [list(listed) for listed in params]
         places = [i for i, listed in enumerate(params) for _ in listed]
         return zip(places, chain(*self._leaves), chain(*params), strict=True)
+
+    def _carry_state(
+        self,
+        caller: str,
+        params: Sequence[list[Tensor]],
+        leaves: Sequence[list[str]],
+        state: MutableMapping[Tensor, Any],
+    ) -> None:
+        """Give the state of parameters that were replaced to those that have their names now."""
+        here = {param for listed in params for param in listed}
+        moves: list[tuple[str, Tensor, Tensor]] = []
+        for i, listed in enumerate(self._listed[: len(params)]):
+            gone = {
+                leaf: param
+                for leaf, param in zip(self._leaves[i], listed, strict=True)
+                if param not in here and state.get(param)
+            }
+            new = [pair for pair in zip(leaves[i], params[i], strict=True) if pair[1] not in self._seen]
+            moves += [(leaf, gone.pop(leaf), param) for leaf, param in new if leaf in gone]
+            if new and gone:
+                raise ValueError(
+                    f"{caller}: parameters of param group {i} were replaced, and the state of "
+                    f"{', '.join(map(repr, gone))} belongs to no parameter now. Keep the order and the "
+                    "number of parameters, or drop what is left: optimizer.state.pop(old_parameter)."
+                )
+        for leaf, old, param in moves:
+            kept = state.pop(old)
+            self._seen.discard(old)
+            if old.shape != param.shape:
+                say_once(
+                    f"{caller}: {leaf!r} was replaced by a parameter of another shape: its state starts "
+                    "again."
+                )
+            elif not state.get(param):
+                state[param] = kept
+        self._seen |= here
 
     def _names_of(self, caller: str, index: int, group: Group) -> list[str]:
         """Return the names of a group's parameters; a replacement takes the name of the one it replaces."""
