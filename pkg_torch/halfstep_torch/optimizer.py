@@ -1,5 +1,6 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
+import copy
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -292,6 +293,7 @@ class Optimizer(torch.optim.Optimizer):
             at: under which the launch of these parameters is kept.
         """
         self.check_steps()
+        self._settle_groups()
         if parameters is None:
             listed = [param for group in self.param_groups for param in group["params"]]
         else:
@@ -373,12 +375,40 @@ class Optimizer(torch.optim.Optimizer):
             self._choices.pop()
             raise
 
+    def _settle_groups(self) -> None:
+        """Accept groups that were put into `param_groups`, or taken out of it.
+
+        A group with a parameter of an earlier group has the choices of that. Another is added, as by
+        `add_param_group`.
+        """
+        if len(self.param_groups) == len(self._choices):
+            return
+        groups, choices, members = list(self.param_groups), list(self._choices), self._members
+        places, self._members = members.places(), members.regrouped()
+        self._launches.clear()
+        self._by_param.clear()
+        self.param_groups.clear()
+        self._choices.clear()
+        try:
+            for group in groups:
+                place = next((places[param] for param in group["params"] if param in places), None)
+                if place is None:
+                    self.add_param_group(group)
+                else:
+                    self.param_groups.append(group)
+                    self._choices.append(copy.copy(choices[place]))
+        except BaseException:
+            self.param_groups[:], self._choices[:], self._members = groups, choices, members
+            raise
+
     def _group(self, index: int, saved: Group | None = None) -> ReadGroup:
+        self._settle_groups()
         return read_group(self, index, saved)
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
         """Return (group index, leaf name, parameter) of all parameters (contract W7)."""
-        return self._members.named(self._name, self.param_groups, len(self._choices), self.state)
+        self._settle_groups()
+        return self._members.named(self._name, self.param_groups, self.state)
 
     def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
         """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""

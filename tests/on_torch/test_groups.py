@@ -360,3 +360,83 @@ def test_a_frozen_parameter_may_be_of_any_kind_until_it_has_a_gradient(make):
     with pytest.raises(TypeError, match=r"the weight 'float64' is float64; weights are float32, bfloat16"):
         optimizer.step()
     assert torch.equal(model.w, before)
+
+
+def written(optimizer, groups):
+    optimizer.param_groups = groups
+
+
+def appended(optimizer, groups):
+    optimizer.param_groups.append(groups[-1])
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("way", [written, appended])
+@pytest.mark.parametrize("make", [hs.AdamW, hs.Lamb, hs.AdamWScheduleFree])
+def test_groups_that_are_written_into_the_optimizer_are_those_of_add_param_group(make, way, named):
+    """As Lightning's fine-tuning callbacks resume a run that has unfrozen layers."""
+    runs = []
+    for written_in in (False, True):
+        pairs = [(name, torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))) for name in "ab"]
+        params = [p for _, p in pairs]
+        optimizer = make(pairs[:1] if named else params[:1], lr=1e-2)
+        step_by_ones(optimizer)
+        first = optimizer.param_groups[0]
+        names = {"param_names": ["b"]} if named else {}
+        if written_in:
+            way(optimizer, [dict(first), {**first, "params": params[1:], "lr": 0.1, **names}])
+        else:
+            optimizer.add_param_group({"params": params[1:], "lr": 0.1, **names})
+        for _ in range(2):
+            step_by_ones(optimizer)
+        assert [group["lr"] for group in optimizer.param_groups] == [1e-2, 0.1]
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        runs.append(params)
+    if named:
+        assert all(map(torch.equal, *runs))
+
+
+def test_groups_may_be_taken_out_and_merged():
+    pairs = [(name, torch.nn.Parameter(torch.ones(3))) for name in "abc"]
+    groups = [{"params": []}, *({"params": [pair], "lr": 0.1 * i} for i, pair in enumerate(pairs, 1))]
+    optimizer = hs.AdamW(groups)
+    step_by_ones(optimizer)
+    del optimizer.param_groups[0]  # as DeepSpeed does with a group without parameters
+    step_by_ones(optimizer)
+    assert [int(optimizer.state[p]["step"]) for _, p in pairs] == [2, 2, 2]
+    before = [p.detach().clone() for _, p in pairs]
+    del optimizer.param_groups[0]
+    step_by_ones(optimizer)
+    moved = [(p - x).abs().mean().item() for (_, p), x in zip(pairs, before, strict=True)]
+    assert moved[0] == 0
+    assert moved[1:] == pytest.approx([0.2, 0.3], rel=0.1)  # a step of Adam is about its rate
+
+
+def test_a_group_that_does_not_fit_is_refused_and_what_was_written_stays():
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = hs.AdamW([("a", p)])
+    step_by_ones(optimizer)
+    wrong = {**optimizer.param_groups[0], "params": [torch.nn.Parameter(torch.ones(3))], "eps": -1.0}
+    optimizer.param_groups.append({**wrong, "param_names": ["b"]})
+    before = p.detach().clone()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="eps"):
+            step_by_ones(optimizer)
+    assert len(optimizer.param_groups) == 2
+    assert torch.equal(p, before)
+    optimizer.param_groups.pop()
+    step_by_ones(optimizer)
+    assert optimizer.state[p]["step"] == 2
+
+
+def test_round_weights_takes_groups_that_are_written_into_it():
+    pairs = [(name, torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))) for name in "ab"]
+    optimizer = hs.round_weights(torch.optim.AdamW(pairs[:1], lr=1e-2))
+    step_by_ones(optimizer)
+    optimizer.param_groups.append({"params": [pairs[1][1]], "param_names": ["b"], "lr": 0.1})
+    step_by_ones(optimizer)
+    assert {int(state["round_step"]) for state in optimizer.state.values()} == {1, 2}
+    assert pairs[1][1][0].item() == pytest.approx(0.9, abs=0.01)
+    del optimizer.param_groups[0]
+    step_by_ones(optimizer)
+    assert optimizer.state[pairs[0][1]]["round_step"] == 2

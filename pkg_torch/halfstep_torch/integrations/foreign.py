@@ -160,7 +160,11 @@ class RoundedWeights(torch.optim.Optimizer):
         check_memory(_FUNCTION, trained)
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
-        return self._names.named(_FUNCTION, self.param_groups, len(self.param_groups), self.state)
+        seed = next((group[_SEED] for group in self.param_groups if _SEED in group), 0)
+        for group in self.param_groups:  # also those that a library has put there
+            for key, value in {**self.defaults, _SEED: seed}.items():
+                group.setdefault(key, value)
+        return self._names.named(_FUNCTION, self.param_groups, self.state)
 
     def _lend(self) -> list[Member]:
         """Give the optimizer the groups, with copies for parameters; return all members."""

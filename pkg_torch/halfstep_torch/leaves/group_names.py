@@ -83,23 +83,27 @@ class NamedMembers:
         self._listed: list[list[Tensor]] = []
         self._leaves: list[list[str]] = []
 
+    def places(self) -> dict[Tensor, int]:
+        """Return the index of the group in which each parameter was last."""
+        return {param: i for i, listed in enumerate(self._listed) for param in listed}
+
+    def regrouped(self) -> "NamedMembers":
+        """Return the same names, for groups that are to be read anew."""
+        members = NamedMembers()
+        members._names, members._seen = self._names, self._seen
+        return members
+
     def named(
-        self, caller: str, groups: Sequence[Group], added: int, state: MutableMapping[Tensor, Any]
+        self, caller: str, groups: Sequence[Group], state: MutableMapping[Tensor, Any]
     ) -> Iterator[tuple[int, str, Tensor]]:
         """Return triples: group index, leaf name (contract W7) or position, parameter.
 
         In `state` a parameter that has replaced another takes over what that one had.
 
         Raises:
-            ValueError: if a parameter was put into a list of parameters, and so has no name; or if there are
-                other groups than so many that were `added`; or if parameters were replaced, and state is left
-                that has none.
+            ValueError: if a parameter was put into a list of parameters, and so has no name; or if
+                parameters were replaced, and state is left that has none.
         """
-        if len(groups) != added:
-            raise ValueError(
-                f"{caller}: {added} param groups were added, and there are {len(groups)}. "
-                "Use add_param_group; empty a group's params to drop it."
-            )
         params = [group["params"] for group in groups]
         if not _same(params, self._listed):
             for i, group in enumerate(groups):
