@@ -94,7 +94,7 @@ class NamedMembers:
         return members
 
     def named(
-        self, caller: str, groups: Sequence[Group], state: MutableMapping[Tensor, Any]
+        self, caller: str, groups: Sequence[Group], state: MutableMapping[Tensor, object]
     ) -> Iterator[tuple[int, str, Tensor]]:
         """Return triples: group index, leaf name (contract W7) or position, parameter.
 
@@ -120,7 +120,7 @@ class NamedMembers:
         caller: str,
         params: Sequence[list[Tensor]],
         leaves: Sequence[list[str]],
-        state: MutableMapping[Tensor, Any],
+        state: MutableMapping[Tensor, object],
     ) -> None:
         """Give the state of parameters that were replaced to those that have their names now."""
         here = {param for listed in params for param in listed}
