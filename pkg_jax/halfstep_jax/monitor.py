@@ -11,13 +11,18 @@ from jax.core import Tracer
 from halfstep import monitor
 from halfstep.description import WEIGHT
 from halfstep.diagnosis import Ends
-from halfstep.monitor import corner
+from halfstep.monitor import corner, say
+from halfstep.rules.fed_back import rate_that_rose
+from halfstep.weight_storage import FED_BACK
 from halfstep_jax.description import describe, leaf_at_end, weights_that_links_store
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS
 from halfstep_jax.storage.ends import count_at_ends, moment_pairs
 from halfstep_jax.weights.chain_check import chain_fault
+
+_INJECTED = "hyperparams/learning_rate"
+_KNOW_THE_RATE = "Pass the whole schedule as learning_rate: its largest rate is known from the start."
 
 
 class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
@@ -29,6 +34,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         self._tx, self._extra_args = tx, extra_args
         self._measure: Any = None  # a compiled function, once described
         self._formats: dict[tuple[str, str], str] = {}
+        self._feeds_back, self._largest_rate = False, 0.0
 
     def read(self, params: Tree, state: Tree) -> dict[str, float] | None:
         """Return the numbers of the last step at every `every`-th call, else None.
@@ -52,7 +58,15 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
 
     def _measured(self, before: Tree, params: Tree, state: Tree) -> list[float]:
         self._describe(params)
+        self._watch_rate(state)
         return jax.device_get(self._measure(before, params, state)).tolist()
+
+    def _watch_rate(self, state: Tree) -> None:
+        """Say once that a rate of `inject_hyperparams`, which feedback of weights does not know, rose."""
+        rates = [float(jnp.max(x)) for path, x in named_leaves(state) if path.endswith(_INJECTED)]
+        if self._feeds_back and rates:
+            say(self._package, {"rate": rate_that_rose(max(rates), self._largest_rate, _KNOW_THE_RATE)})
+            self._largest_rate = max(*rates, self._largest_rate)
 
     def _ends(self, params: Tree, state: Tree) -> dict[str, dict[str, Ends]]:
         self._describe(params)
@@ -76,6 +90,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         fault = chain_fault(self._tx, params, self._extra_args)
         stored = weights_that_links_store(self._tx, params) - (fault.leaves if fault else frozenset())
         rows = describe(self._tx, params, **self._extra_args).arrays
+        self._feeds_back = any(row.name == WEIGHT and row.rounding == FED_BACK for row in rows)
         self._formats = {(row.leaf, row.name): row.format for row in rows if row.name != WEIGHT}
         self._measure = jax.jit(functools.partial(_measured, stored))
 

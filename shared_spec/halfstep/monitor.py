@@ -107,7 +107,7 @@ class Monitor:
             row = row_of(self._package, self._calls, numbers, self._second, ends)
             self._before = None
         elif self._calls == _EARLY:
-            _say(self._package, problems_of_weights(self._second, self._ends(*step)))
+            say(self._package, problems_of_weights(self._second, self._ends(*step)))
         if (self._calls + 1) % self.every == 0:
             self._before = self._corners(*step)
         return row
@@ -161,7 +161,7 @@ def row_of(
         found["lost"] = "rounding drops over 5 % of the updates of 16-bit weights. Call diagnose for advice."
     if row["nonfinite"]:
         found["nonfinite"] = "weights are infinite or NaN, and stay so. Go back to a checkpoint and clip."
-    _say(package, found)
+    say(package, found)
     return row
 
 
@@ -184,7 +184,8 @@ def _shares(ends: Iterable[Ends]) -> tuple[float, float]:
     return low / max(size, 1), high / max(size, 1)
 
 
-def _say(package: str, found: Mapping[str, str]) -> None:
+def say(package: str, found: Mapping[str, str]) -> None:
+    """Log each problem, by its kind, once in a process; an empty one is none."""
     for kind, problem in found.items():
         if problem and (package, kind) not in SAID:
             SAID.add((package, kind))

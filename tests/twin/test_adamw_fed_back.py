@@ -12,6 +12,7 @@ import torch
 import halfstep_jax
 import halfstep_spec
 import halfstep_torch
+from halfstep import monitor
 from halfstep.rules.adamw_fed_back import AdamWFedBack
 from halfstep.rules.fed_back import emitted
 from halfstep_jax.numbers.op import JaxOp
@@ -21,6 +22,7 @@ from halfstep_jax.xla.exact import opaque_zero
 from halfstep_spec.rules.adamw_fed_back import FedBackRule
 from halfstep_torch.links.bound_rule import RoundedWeight as TorchWeight
 from halfstep_torch.numbers.op import TorchOp
+from halfstep_torch.say_once import say_once
 from on_torch.steps import step_by_ones
 from twin.moving import jax_run, torch_run
 
@@ -348,3 +350,47 @@ def test_rules_of_users_round_no_weights():
 
     with pytest.raises(ValueError, match="lands: rounds_weights=True is for rules of halfstep"):
         halfstep_jax.as_transform(Lands())
+
+
+@pytest.mark.parametrize("known", [{}, {"max_lr": 1e-4}])
+def test_a_rate_that_rises_unseen_is_spoken_of_in_torch(known, caplog):
+    """Of a group that has the largest rate as max_lr, as the message asks, nothing is said."""
+    say_once.cache_clear()
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    p.grad = torch.ones_like(p)
+    group = {"params": [("w", p)], "lr": 1e-7, **known}
+    optimizer = halfstep_torch.AdamW([group], param_storage="feedback", compile=False)
+    for rate in (1e-7, 7e-7, 1e-4, 1e-4):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (0 if known else 1)
+    assert all("the learning rate is 0.0001, more than 8 times the largest" in line for line in lines)
+
+
+def test_a_rate_that_rises_unseen_is_spoken_of_by_the_monitor(caplog):
+    """Of a schedule, as the message asks, nothing is said."""
+
+    def said(make, rates) -> list[str]:
+        monitor.SAID.clear()
+        caplog.clear()
+        params = {"w": jnp.ones(8, jnp.bfloat16)}
+        watch, state = halfstep_jax.Monitor(make, 1), make.init(params)
+        for rate in rates:
+            if rate:
+                state.hyperparams["learning_rate"] = jnp.float32(rate)
+            updates, state = make.update(params, state, params)
+            params = optax.apply_updates(params, updates)
+            watch.read(params, state)
+        return [x.getMessage() for x in caplog.records if "learning rate" in x.getMessage()]
+
+    def fed_back(learning_rate):
+        return halfstep_jax.adamw(learning_rate, param_storage="feedback")
+
+    inject = optax.inject_hyperparams(fed_back, hyperparam_dtype=jnp.float32)
+    (line,) = said(inject(learning_rate=1e-6), (1e-6, 1e-6, 1e-3, 1e-3))
+    assert line.startswith(
+        "Monitor: the learning rate is 0.001, more than 8 times the largest that was known"
+    )
+    rising = optax.schedules.join_schedules([lambda _: 1e-6, lambda _: 1e-3], [2])
+    assert not said(fed_back(rising), (None,) * 4)

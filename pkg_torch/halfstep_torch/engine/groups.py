@@ -38,6 +38,7 @@ class GroupChoices:
         shown: the number that the function gave last, which the group shows.
         applies: by leaf name, which links of the chain do something to the parameter.
         first_lr: the lr of the group when it was added.
+        stepped_lr: the largest rate of the steps that were made; 0 before the first.
         checked: the entries that the group had when they were looked at last, and the ends of its momentum.
         plans: what the plans that were made last depend on, and these, by kinds of parameters.
     """
@@ -48,6 +49,7 @@ class GroupChoices:
     shown: float | None = None
     applies: dict[str, tuple[bool, ...]] = dataclasses.field(default_factory=dict)
     first_lr: Scalar = None
+    stepped_lr: float = 0.0
     checked: tuple = ()
     plans: tuple[tuple | None, dict[tuple, Plan]] = (None, {})
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from halfstep.diagnosis import RANGES, Ends, at_ends, gradients_outside, limits, worst_of
+from halfstep.rules.fed_back import rate_that_rose
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.batches import Batch
@@ -21,11 +22,16 @@ from halfstep_torch.weights.weight_rule import NearestWeights
 
 _COUNTS = (100, 1_000, 10_000)
 # At which second moments are looked at: a pass over them, and a wait for the device.
+_KNOW_THE_RATE = (
+    "Build the optimizer with the largest rate of the run as lr, or write that rate into the param group as "
+    "max_lr, before the first step."
+)
 
 
 def warn_of_step(optimizer: Owner, batches: Sequence[Batch]) -> None:
     """Give the warnings of a step, most at the first one, which also compares replicas."""
     caller, groups = optimizer._name, optimizer.param_groups
+    _warn_of_rates(caller, batches)
     if optimizer._compared and not any(map(_is_looked_at, _steps_of(batches))):
         return
     first = [batch for batch in batches if 1 in batch.numbers]
@@ -143,6 +149,21 @@ def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
         rows = zip(slots, counts.tolist(), strict=True)
         if problem := gradients_outside(dtype, {slot.name: tuple(row) for slot, row in rows}):
             say_once(f"{caller}: {problem}")
+
+
+def _warn_of_rates(caller: str, batches: Iterable[Batch]) -> None:
+    """Warn of a rate far above those that feedback of weights knew, and remember the largest."""
+    for group in {batch.group.index: batch.group for batch in batches}.values():
+        choices = group.choices
+        if choices.schedule is not None or not any(hasattr(link.rule, "peak_lr") for link in group.links):
+            continue
+        rate, before = float(group.entries["lr"]), choices.stepped_lr
+        if rate > before > 0:
+            known = (choices.first_lr, group.entries.get("initial_lr"), group.entries.get("max_lr"))
+            before = max(before, *(float(x) for x in known if x is not None))
+            if problem := rate_that_rose(rate, before, _KNOW_THE_RATE):
+                say_once(f"{caller}: {problem}")
+        choices.stepped_lr = max(choices.stepped_lr, rate)
 
 
 def _outside(grad: Tensor, lowest: float, most: float) -> Tensor:

@@ -17,6 +17,20 @@ def largest_rate(h: Numbers, op: NumbersOp) -> Number:
     return op.maximum(op.maximum(h.learning_rate, h.peak_lr * _OF_PEAK), TINY)
 
 
+def rate_that_rose(rate: float, largest: float, way_out: str) -> str:
+    """Return what a rate means that is far above the largest one known before; "" up to 8 times of it.
+
+    Errors were divided by an eighth of the largest rate at least, and come back times the rates that follow.
+    """
+    if not 0 < largest < rate * _OF_PEAK:
+        return ""
+    return (
+        f"the learning rate is {rate:.4g}, more than 8 times the largest that was known ({largest:.4g}). "
+        'Under param_storage="feedback" earlier rounding errors come back larger than they were. '
+        f"{way_out}"
+    )
+
+
 def emitted(p: Number, down: Number, w: Number, q: Number, op: Op) -> Number:
     """Return q - p; -down where nothing is left out of w = p - down; -0.0 where q is p."""
     # Where q is p, p - q is 0.0; p + 0.0, because of -0.0 less 0.0 it would be -0.0. Triton's -x is 0 - x.
