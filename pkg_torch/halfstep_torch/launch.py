@@ -264,7 +264,7 @@ def _key_of(
     weights: list[Array] = [p for p in listed if p.grad is not None]
     grads: list[Array] = [p.grad for p in weights]
     held: list[Array] = [*map(states.get, weights)]
-    arrays = [x for state in held for x in state.values()]
+    arrays = [x for state in held for x in state.values() if isinstance(x, Tensor)]  # others keep anything
     steps = [state["step"].item() + 1 for state in held]
     if steps and min(steps) < 1:
         raise ValueError(f"a count is {min(steps) - 1}")  # which the build reports with its name

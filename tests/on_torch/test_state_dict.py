@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import pickle
 import unittest.mock
 import weakref
 
@@ -444,3 +445,76 @@ def test_numbers_of_numpy_are_plain_in_a_state_dict():
     optimizer = hs.AdamW(parameters(), lr=np.float64(1e-3), betas=np.array([0.9, 0.95]))
     (group,) = through_a_file(optimizer.state_dict())["param_groups"]
     assert [type(x) for x in (group["lr"], *group["betas"])] == [float] * 3
+
+
+OF_OTHERS = {
+    "slow": torch.arange(4.0),
+    "flag": torch.tensor([True]),
+    "wide": torch.ones(2).double(),
+    "n": [1],
+}
+
+
+def with_state_of_others(optimizer, p):
+    optimizer.state[p].update(copy.deepcopy(OF_OTHERS))
+    optimizer.state["lookahead"] = {"k": 5}
+    optimizer.state["rounds"] = 3
+
+
+def has_state_of_others(optimizer, p):
+    kept = {key: optimizer.state[p][key] for key in OF_OTHERS}
+    assert all(torch.equal(kept[key], OF_OTHERS[key]) for key in ("slow", "flag", "wide"))
+    assert [kept[key].dtype for key in ("slow", "flag", "wide")] == [torch.float32, torch.bool, torch.float64]
+    assert (kept["n"], optimizer.state["lookahead"], optimizer.state["rounds"]) == ([1], {"k": 5}, 3)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"recipe": "four_bit"}, {"param_storage": "split16"}],
+    ids=["default", "four_bit", "split16"],
+)
+def test_state_that_others_keep_is_saved_and_restored(options, steps):
+    """As a wrapper (Lookahead) keeps slow weights beside the moments, also before the first step."""
+    weights = [torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2)]
+    a, b = (hs.AdamW([("w", p)], compile=False, **options) for p in weights)
+    for _ in range(steps):
+        step_by_ones(a)
+    with_state_of_others(a, weights[0])
+    b.load_state_dict(through_a_file(a.state_dict()))
+    weights[1].data.copy_(weights[0].data)
+    has_state_of_others(b, weights[1])
+    assert b.state[weights[1]]["slow"].data_ptr() != a.state[weights[0]]["slow"].data_ptr()
+    for _ in range(2):
+        step_by_ones(a), step_by_ones(b)
+    has_state_of_others(b, weights[1])
+    assert torch.equal(*weights)
+    for again in (copy.deepcopy(b), pickle.loads(pickle.dumps(b))):
+        has_state_of_others(again, again.param_groups[0]["params"][0])
+    assert sorted(hs.float32_state_dict(b)["state"]) == [0]
+
+
+def test_state_that_no_load_takes_is_refused_when_it_is_saved():
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer = hs.AdamW([("w", p)])
+    step_by_ones(optimizer)
+    kept = dict(optimizer.state[p])
+    for key, value, message in (
+        ("exp_avg", None, r"^state_dict: exp_avg of 'w' is a NoneType, not a tensor\. No load takes it\."),
+        ("step", torch.tensor(-3), r"^state_dict: the step of 'w' is -3, no whole number"),
+        ("step", None, r"^state_dict: the step of 'w' is a NoneType"),
+    ):
+        optimizer.state[p][key] = value
+        with pytest.raises((TypeError, ValueError), match=message):
+            optimizer.state_dict()
+        optimizer.state[p].update(kept)
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_file_of_ours_names_state_of_others_that_it_does_not_hold(tmp_path, caplog):
+    model = torch.nn.Linear(2, 2, bias=False)
+    optimizer = hs.AdamW(model.named_parameters())
+    optimizer.state[model.weight]["slow"] = torch.ones(2, 2)
+    hs.save_state(tmp_path / "a", model, optimizer)
+    assert "the state of 'weight' has slow of another library" in caplog.text
+    hs.load_state(tmp_path / "a", model, optimizer)

@@ -30,6 +30,7 @@ from halfstep_torch.optimizer_state.form import (
     check_parameter_counts,
     saved_step,
 )
+from halfstep_torch.optimizer_state.others_state import others_of
 from halfstep_torch.optimizer_state.state_dict import replace_groups
 from halfstep_torch.sharded.how_stepped import state_placements
 from halfstep_torch.sharded.slots import new_state
@@ -73,7 +74,7 @@ def float32_state_dict(optimizer: Optimizer) -> StateDict:
     check_optimizer("float32_state_dict", optimizer)
     optimizer.check_loaded()
     groups, state, index = [], {}, 0
-    states = decoded_states(optimizer, {param for param, kept in optimizer.state.items() if kept})
+    states = decoded_states(optimizer, set(optimizer.state))
     for i, group in enumerate(optimizer.param_groups):
         ids = list(range(index, index + len(group["params"])))
         index += len(ids)
@@ -91,7 +92,7 @@ def decoded_states(optimizer: Optimizer, params: Collection[Tensor]) -> dict[Ten
     return {
         param: _decoded(name, param, plan, optimizer.state[param])
         for name, param, plan in optimizer.plans()
-        if param in params
+        if param in params and "step" in optimizer.state[param]
     }
 
 
@@ -153,7 +154,8 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: SavedState) -> Non
             saved = in_torch_form(state_dict["state"].get(saved_id) or {}, list(_moment_keys(plan)))
             _check_saved(caller, name, param, plan, saved)
             state = _encoded(optimizer, name, param, plan, saved) if saved else {}
-            states[param] = optimizer._home.placed(param, plan, state)
+            others = others_of(optimizer.state.get(param, {}), optimizer._choices[i].chain)
+            states[param] = {**optimizer._home.placed(param, plan, state), **others}
     with SignalsWait():
         replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
         optimizer.state.update(states)

@@ -57,14 +57,14 @@ def float32_params(optimizer: Optimizer) -> Weights:
     optimizer.check_loaded()
     values: dict[str | int, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
-        state, p32 = optimizer.state.get(param), local_part(param).detach().contiguous()
+        state, p32 = optimizer.state.get(param, {}), local_part(param).detach().contiguous()
         p32 = p32.to(torch.float32) if param.dtype in HELD_BY_FLOAT32 else p32
         arrays = (
             {name: beside(state[name], param).to(param.device) for name in plan.weights.arrays}
-            if state
+            if "step" in state
             else {}
         )
-        known = plan.weights.join(p32, arrays) if state else p32
+        known = plan.weights.join(p32, arrays) if "step" in state else p32
         value = known.detach().clone(memory_format=torch.contiguous_format)
         values[key] = (
             from_local(value, param, param.placements, tuple(param.shape)) if is_sharded(param) else value
@@ -118,7 +118,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
         placed = sharding(param)
         w = local_part(placed_copy(given[key].detach(), param, placed and placed[1]))
         p32, arrays = plan.weights.store(w) if param.dtype in HELD_BY_FLOAT32 else (w, {})
-        if arrays and not optimizer.state[param]:
+        if arrays and "step" not in optimizer.state[param]:
             optimizer.state[param].update(optimizer._home.placed(param, plan, new_state(param, plan)))
         for name, array in arrays.items():
             state = optimizer.state[param][name]

@@ -25,7 +25,9 @@ from halfstep_torch.links.chain import HEADER
 from halfstep_torch.links.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.optimizer_state.others_state import others_of
 from halfstep_torch.optimizer_state.saved_state import load, with_headers
+from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.slots import new_state
 from halfstep_torch.storage.stored_moment import State
 
@@ -84,8 +86,14 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     writes = not meshes or torch.distributed.get_rank() == 0
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p, writes) for leaf, p in weights.items()}
     recipes, formats = {leaf: [] for leaf in weights}, {}
-    for leaf, (param, _, plan, links) in stepped.items():
-        state = optimizer.state.get(param) or new_state(param, plan)
+    for leaf, (param, group, plan, links) in stepped.items():
+        kept = optimizer.state.get(param, {})
+        state = kept if "step" in kept else new_state(param, plan)
+        if others := others_of(kept, optimizer._choices[group].chain):
+            say_once(
+                f"{caller}: the state of {leaf!r} has {', '.join(others)} of another library, "
+                "which the file does not hold. Save it apart, or use state_dict()."
+            )
         recipes[leaf] = recipe_of(plan, links, int(state["step"]))
         for key, field, label in arrays_of(plan):
             name = f"{field}/{leaf}"

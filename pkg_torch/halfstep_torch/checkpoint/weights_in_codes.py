@@ -80,7 +80,8 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
     given, stored = given_names(optimizer.param_groups), {}
     for name, (leaf, param, plan) in zip(given, optimizer.plans(), strict=True):
         if any(rule.rule.name == AdamWInCodes.name for rule in plan.rules):
-            state = optimizer.state.get(param) or new_state(param, plan)
+            state = optimizer.state.get(param, {})
+            state = state if "step" in state else new_state(param, plan)
             arrays = [state[key] for key in (_CODES, _SCALE) if key in state]
             *arrays, w = gather_whole([*arrays, param]) if is_sharded(param) else [*arrays, param]
             stored[name or leaf] = _as_the_model_has_it(StoredParam(*arrays), w.detach())

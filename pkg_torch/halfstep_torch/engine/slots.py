@@ -80,7 +80,7 @@ class Slot:
         specs = self.whole_plan.arrays
         # A momentum that was 0 until now had no buffer.
         missing = self.new_arrays([key for key in specs if key not in state])
-        state.update(missing if state else {"step": new_count(), **missing})
+        state.update(missing if "step" in state else {"step": new_count(), **missing})
         check_leftovers(caller, self.name, specs, state)
         self.check_arrays(caller, state)
         self.arrays = {key: state[key] for key in specs}

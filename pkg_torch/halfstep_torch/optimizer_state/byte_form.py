@@ -43,11 +43,12 @@ def from_bytes(entry: SavedState, dtypes: Mapping[str, torch.dtype]) -> StateDic
 
 def pickled(states: Mapping[Tensor, SavedState]) -> StateDict:
     """Return states of parameters for a pickle: torch cannot unpickle 8-bit floats."""
+    entries = {param: entry for param, entry in states.items() if isinstance(param, Tensor)}
     dtypes = {
         param: {key: x.dtype for key, x in entry.items() if isinstance(x, Tensor)}
-        for param, entry in states.items()
+        for param, entry in entries.items()
     }
-    held = {param: as_bytes(entry) for param, entry in states.items()}
+    held = {**states, **{param: as_bytes(entry) for param, entry in entries.items()}}
     return {"state": collections.defaultdict(dict, held), "_state_dtypes": dtypes}
 
 

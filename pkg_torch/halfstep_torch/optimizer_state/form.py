@@ -27,8 +27,6 @@ def check_form(
         )
     state, groups = state_dict["state"], state_dict["param_groups"]
     parts = [("'state'", state, Mapping), ("'param_groups'", groups, Sequence)]
-    if isinstance(state, Mapping):
-        parts += [(f"the state of {key}", entry, Mapping) for key, entry in state.items()]
     if isinstance(groups, Sequence):
         parts += [(f"param group {i}", group, Mapping) for i, group in enumerate(groups)]
         mappings = [(i, group) for i, group in enumerate(groups) if isinstance(group, Mapping)]
@@ -42,6 +40,8 @@ def check_form(
                     f"{caller}: a parameter of group {i} is a {type(key).__name__}, not a number or a name. "
                     f"{way_out}"
                 )
+            if (entry := state.get(key)) is not None:
+                _check_kind(caller, f"the state of {key}", entry, Mapping, way_out)
 
 
 def check_group_counts(caller: str, saved: int, here: int) -> None:

@@ -1,5 +1,6 @@
 """The state of an optimizer to a state dict in torch's form with headers, and back."""
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 
@@ -11,6 +12,7 @@ from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import SavedState
+from halfstep_torch.optimizer_state.others_state import check_kept, check_others, copied, others_of, without
 from halfstep_torch.optimizer_state.state_dict import (
     OTHER_FORMATS,
     check_counts,
@@ -26,10 +28,20 @@ from halfstep_torch.sharded.state_home import StateOwner
 
 
 def with_headers(optimizer: StateOwner, state_dict: StateDict) -> StateDict:
-    """Return torch's state dict with arrays in byte form, and a header for each group."""
-    headers = headers_of(optimizer)
-    state_dict["state"] = {key: as_bytes(entry) for key, entry in state_dict["state"].items()}
-    for group, header in zip(state_dict["param_groups"], headers, strict=True):
+    """Return torch's state dict with arrays in byte form, and a header for each group.
+
+    What others keep in the state stays as it is. A state that no load would take raises here.
+    """
+    state = state_dict["state"]
+    ids = (key for group in state_dict["param_groups"] for key in group["params"])
+    for key, (i, name, _) in zip(ids, optimizer._named(), strict=True):
+        if entry := state.get(key):
+            chain = optimizer._choices[i].chain
+            others = others_of(entry, chain)
+            own = without(entry, others)
+            check_kept(name, own)
+            state[key] = {**as_bytes(own), **others}
+    for group, header in zip(state_dict["param_groups"], headers_of(optimizer), strict=True):
         group.update({key: plain_value(value) for key, value in group.items()}, **{HEADER: header})
     return state_dict
 
@@ -48,12 +60,17 @@ def load(
     saved_groups, ids, seeds = read_groups(state_dict, headers_of(optimizer))
     check_counts(state_dict, ids)
     states: dict[Tensor, tuple[dict[str, tuple | None], SavedState]] = {}
+    others: dict[Tensor, StateDict] = {}
     steps: list[tuple[int, int]] = []
     plans: dict[Tensor, Plan] = {}
+    known = {key for of_group in ids for key in of_group.values()}
+    of_no_parameter = {key: copy.deepcopy(x) for key, x in state_dict["state"].items() if key not in known}
     group_of = functools.cache(optimizer._group)
     for i, name, param in optimizer._named():
-        saved = state_dict["state"].get(ids[i][name])
-        if saved:
+        entry = state_dict["state"].get(ids[i][name]) or {}
+        others[param] = others_of(entry, optimizer._choices[i].chain)
+        check_others(name, param, others[param])
+        if saved := without(entry, others[param]):
             plan = plans[param] = group_of(i).plan(name, param)
             saved = from_bytes(saved, {key: spec.dtype for key, spec in plan.arrays.items()})
             saved_arrays = _saved_plan(optimizer, i, saved_groups[i], name, param).arrays
@@ -86,6 +103,10 @@ def load(
     load_states(
         optimizer.state, states, lambda param, state: optimizer._home.placed(param, plans[param], state)
     )
+    for param, kept in others.items():
+        if kept:
+            optimizer.state[param] |= copied(kept, param.device)
+    optimizer.state.update(of_no_parameter)
     set_rest()
     optimizer._half_loaded = None
     for hook in _hooks(optimizer, "_optimizer_load_state_dict_post_hooks"):
@@ -117,7 +138,7 @@ def headers_of(optimizer: StateOwner) -> list[Group]:
     counts: list[set[int]] = [set() for _ in optimizer.param_groups]
     for i, name, param in optimizer._named():
         names[i].append(name)
-        if state := optimizer.state.get(param):
+        if "step" in (state := optimizer.state.get(param, {})):
             counts[i].add(int(state["step"]))
     rows = zip((choices.chain for choices in optimizer._choices), names, counts, strict=True)
     return [chain.header(leaves, sorted(of_group)) for chain, leaves, of_group in rows]

@@ -31,6 +31,7 @@ from halfstep_torch.optimizer_state.form import (
     check_seeds,
     saved_step,
 )
+from halfstep_torch.optimizer_state.others_state import may_be_parameter
 from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import State
@@ -47,7 +48,11 @@ def check_counts(state_dict: SavedState, ids: Sequence[Ids]) -> None:
     """Raise ValueError if a header's counts differ from those of the state, as after a cast of the file."""
     for i, (group, of_group) in enumerate(zip(state_dict["param_groups"], ids, strict=True)):
         entries = [(name, state_dict["state"].get(key)) for name, key in of_group.items()]
-        kept = {saved_step("load_state_dict", name, entry.get("step")) for name, entry in entries if entry}
+        kept = {
+            saved_step("load_state_dict", name, entry["step"])
+            for name, entry in entries
+            if entry and "step" in entry
+        }
         header = group[HEADER]
         counts = set(map(int, header.get("counts", "").split()))
         # A part of a group has some of its counts.
@@ -88,10 +93,10 @@ def read_groups(
         before = [before[0] + len(group["params"]), before[1] + len(expected["names"])]
         seeds.append(saved["seeds"])
     known = {key for group_ids in ids for key in group_ids.values()}
-    strangers = set(state_dict["state"]) - known
+    strangers = [key for key in state_dict["state"] if key not in known and may_be_parameter(key, known)]
     if strangers:
         raise ValueError(
-            f"load_state_dict: the state dict holds state of {sorted(map(str, strangers))[0]}, which is no "
+            f"load_state_dict: the state dict holds state of {min(map(str, strangers))}, which is no "
             "parameter of its groups. Pass what state_dict() returned."
         )
     return groups, ids, seeds
