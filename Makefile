@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 COMPILERS := .venv-compilers
 CLIENTS := .venv-clients
+JAX_CLIENTS := .venv-clients-jax
 PEERS := .venv-peers
 DOCS := .venv-docs
 OURS := PYTHONPATH=$(CURDIR)/pkg_jax:$(CURDIR)/pkg_torch:$(CURDIR)/shared_spec
@@ -12,7 +13,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning tables gpu mutants lock check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients clients-jax release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning tables gpu mutants lock check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -99,6 +100,20 @@ clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Ligh
 	PYTHONPATH=$(CURDIR)/pkg_torch:$(CURDIR)/shared_spec $(CLIENTS)/bin/python -m pytest -q -m clients \
 		tests/test_readme.py tests/on_torch/test_clients.py tests/on_torch/test_client_resumes.py \
 		tests/on_torch/test_sharded_clients.py
+
+JAX_CLIENT_PACKAGES := numpy pytest jax jaxlib ml_dtypes optax flax orbax-checkpoint equinox diffrax optimistix \
+	numpyro dm-haiku google-tunix
+$(JAX_CLIENTS)/.ready: constraints.txt
+	@echo "Setting up $(JAX_CLIENTS)."
+	@test -x $(JAX_CLIENTS)/bin/python || $(PYTHON) -m venv $(JAX_CLIENTS)
+	@$(JAX_CLIENTS)/bin/python .ci/lock.py --install clients-jax
+	@$(JAX_CLIENTS)/bin/python $(PIP) -c constraints.txt \
+		$(JAX_CLIENT_PACKAGES)
+	@touch $@
+
+clients-jax: $(JAX_CLIENTS)/.ready  ## run and resume numpyro, optimistix, diffrax, haiku, tunix and Orbax with our transforms
+	PYTHONPATH=$(CURDIR)/pkg_jax:$(CURDIR)/shared_spec JAX_PLATFORMS=cpu $(JAX_CLIENTS)/bin/python -m pytest -q \
+		-m clients tests/on_jax/test_clients.py
 
 RELEASE_PACKAGES := build twine
 $(RELEASE)/.ready: constraints.txt
@@ -215,8 +230,8 @@ check: lint types contracts vectors docs test test-slow notebooks readme compile
 # torch with each environment that has it.
 lock: setup  ## pin what the pinned packages bring, for every environment, and their hashes: constraints.txt, .ci/locks
 	$(BIN)/python .ci/lock.py dev torch ".[dev]" -- docs $(DOCS_PACKAGES) \
-		-- clients torch $(CLIENT_PACKAGES) + $(CLIENTS_ALONE) -- peers torch $(PEER_PACKAGES) + $(PEERS_ALONE) \
+		-- clients torch $(CLIENT_PACKAGES) + $(CLIENTS_ALONE) -- clients-jax $(JAX_CLIENT_PACKAGES) -- peers torch $(PEER_PACKAGES) + $(PEERS_ALONE) \
 		-- release $(RELEASE_PACKAGES) -- compilers $(COMPILER_PACKAGES)
 
 clean:  ## remove what was built
-	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(DOCS) $(PEERS) $(RELEASE) .venv-versions out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(JAX_CLIENTS) $(DOCS) $(PEERS) $(RELEASE) .venv-versions out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = pathlib.Path(__file__).parents[1]
-ENVIRONMENTS = ("dev", "docs", "clients", "peers", "release", "compilers")
+ENVIRONMENTS = ("dev", "docs", "clients", "clients-jax", "peers", "release", "compilers")
 BEGUN = "# By hand.\na_b==1.0\n"
 
 
