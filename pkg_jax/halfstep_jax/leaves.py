@@ -180,7 +180,7 @@ def difference(owner: str, prefix: list[str], other: str, names: list[str], erro
 
 def without_values(error: Exception) -> str:
     """Return JAX's message on two trees without the arrays, which it prints whole."""
-    return re.split(r", (?:got|value)\b|\n", str(error))[0].rstrip(".")
+    return re.split(r"[,;] (?:got|value)\b|\n", str(error))[0].rstrip(".")
 
 
 def quoted(name: str) -> str:
@@ -220,10 +220,10 @@ def check_state(caller: str, state, kind: type) -> None:
             "transform, or was loaded without its types. Pass the state that init made, or load it into that."
         )
     for name, due in (("seed", "uint32"), ("count", "int32")):
-        x = getattr(state, name, None)
-        if not jnp.issubdtype(getattr(x, "dtype", np.int32), np.integer):
+        dtype = getattr(getattr(state, name, None), "dtype", np.int32)
+        if not jnp.issubdtype(dtype, np.integer):
             raise TypeError(
-                f"{caller}: {name} in {kind.__name__} is {x.dtype}, and init made it {due}: a map changed "
+                f"{caller}: {name} in {kind.__name__} is {dtype}, and init made it {due}: a map changed "
                 "the whole state, and seeds, counts and codes are no numbers to average or cast. Pass the "
                 "state that init made. Map moments as to_optax gives them, and put them back by from_optax. "
                 "To cast weights, use set_float32_params."

@@ -152,6 +152,12 @@ ROWS = [
      "Pass the params that the updates are for."),
     (lambda: hs.apply_updates({"w": jnp.ones(())}, G, 0, 1), ValueError,
      "apply_updates: the update of 'w' has shape (3,), its weight (). Pass the params that the updates are for."),
+    (lambda: hs.adamw(1e-3, seed=jax.random.key(0, impl="rbg")), TypeError,
+     "scale_by_adam: seed is a key of 4 words. Use an integer in [0, 2^64), such as the number that the key "
+     "was made of, or a key of threefry2x32."),
+    (lambda: hs.adamw(optax.constant_schedule(-1e-3), param_storage="feedback"), ValueError,
+     "adamw: the largest rate of the schedule learning_rate is -0.001, and "
+     'param_storage="feedback" divides by rates above 0. Negate the gradients, or use "stochastic".'),
     (lambda: update(hs.round_stochastically(), G, None), ValueError,
      "round_stochastically: params is None; the link rounds params + update. "
      "Pass params to update(updates, state, params). "

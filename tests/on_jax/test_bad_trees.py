@@ -1,5 +1,8 @@
 """Trees of another kind, recipe or dtype are refused and named; nothing is half-applied."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -177,3 +180,19 @@ def test_symbolic_dimensions_are_refused_by_name(make):
     (n,) = jax.export.symbolic_shape("n")
     with pytest.raises(TypeError, match=r"the shape of 'w' is \(n, 128\), with symbolic dimensions"):
         jax.eval_shape(make().init, {"w": jax.ShapeDtypeStruct((n, 128), jnp.bfloat16)})
+
+
+def test_trees_that_differ_in_a_static_field_are_told_without_their_arrays():
+    @functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["shape"])
+    @dataclasses.dataclass
+    class Model:
+        w: jax.Array
+        shape: tuple
+
+    one, other = Model(jnp.ones(3), (3,)), Model(jnp.ones(3), (4,))
+    tx = hs.adamw(1e-3)
+    with pytest.raises(
+        ValueError, match=r"data: .* != .* Pass the params that the updates are for"
+    ) as caught:
+        tx.update(one, tx.init(one), other)
+    assert "Array" not in str(caught.value)

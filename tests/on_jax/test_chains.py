@@ -169,6 +169,14 @@ def test_a_wrapper_of_a_user_s_own_that_moves_weights_is_named_with_the_way_that
     hs.check_chain(hs.store_params(averages_of(hs.sgd(1e-3, param_storage="nearest")), "split16"), p)
 
 
+def test_a_schedule_behind_feedback_is_to_be_given_to_the_rate():
+    tx = hs.chain(hs.adamw(1e-3, param_storage="feedback"), optax.scale_by_schedule(lambda count: 0.5))
+    with pytest.raises(
+        ValueError, match=r"Give a schedule to learning_rate\. Or give up feedback: store_params"
+    ):
+        tx.init({"w": P["w"]})
+
+
 def test_an_alias_behind_another_is_named_by_its_link():
     with pytest.raises(ValueError, match="check_chain: scale_by_learning_rate changes the updates"):
         hs.check_chain(optax.chain(hs.sgd(1e-3), hs.sgd(1e-3, param_storage="nearest")), P)

@@ -55,6 +55,10 @@ def test_other_weights_are_refused_by_both(file):
     for params in ({"w": weights()["w"]}, weights() | {"c": jnp.ones(1)}):
         with pytest.raises(ValueError, match=r"the file (has|lacks) the weights"):
             halfstep_jax.load_state(file, params, transform())
+    with pytest.raises(
+        ValueError, match=r"lacks the .* 'model/w', and has the .* 'w': renamed or wrapped since"
+    ):
+        halfstep_jax.load_state(file, {"model": weights()}, transform())
     with pytest.raises(ValueError, match=r"'params/w' is BF16\[2, 3\] in the file, BF16\[3, 2\]"):
         halfstep_jax.load_state(file, weights() | {"w": jnp.ones((3, 2), jnp.bfloat16)}, transform())
     model, optimizer = torch_run()

@@ -46,6 +46,17 @@ def peak_of(schedule: Callable) -> np.floating | None:
             return None
 
 
+def checked_peak_of(caller: str, schedule: Callable) -> np.floating | None:
+    """Return `peak_of` a schedule of learning rates, and refuse one that is negative."""
+    peak = peak_of(schedule)
+    if peak is not None and peak < 0:
+        raise ValueError(
+            f"{caller}: the largest rate of the schedule learning_rate is {peak:.7g}, and "
+            'param_storage="feedback" divides by rates above 0. Negate the gradients, or use "stochastic".'
+        )
+    return peak
+
+
 def is_zero(number) -> bool:
     """Whether a number is the constant 0."""
     return isinstance(number, np.floating) and number == 0

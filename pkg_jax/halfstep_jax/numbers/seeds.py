@@ -37,6 +37,11 @@ def new_seed(words: np.ndarray | jax.Array) -> jax.Array:
 def _of_array(caller: str, seed) -> np.ndarray | jax.Array:
     if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.shape == ():
         seed = jax.random.key_data(seed)
+        if seed.shape != (2,):
+            raise TypeError(
+                f"{caller}: seed is a key of {seed.size} words. Use an integer in [0, 2^64), such as the "
+                "number that the key was made of, or a key of threefry2x32."
+            )
     if seed.shape == (2,) and seed.dtype == jnp.uint32:
         return seed if isinstance(seed, Tracer) else np.array(seed)
     if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):

@@ -10,7 +10,7 @@ from halfstep.rule import Rule
 from halfstep.rules import trust_ratio, weight_decay
 from halfstep.rules.named import Named
 from halfstep.weight_storage import FED_BACK
-from halfstep_jax.numbers.schedules import peak_of
+from halfstep_jax.numbers.schedules import checked_peak_of
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.transform import as_transform, transform_of
@@ -29,7 +29,8 @@ def of_arguments(named: Named, arguments: Arguments) -> optax.GradientTransforma
     storage = arguments["param_storage"]
     if whole := named.whole.get(storage):
         rate = arguments["learning_rate"]
-        peak = {"peak_lr": peak_of(rate)} if storage == FED_BACK and callable(rate) else {}
+        is_schedule = storage == FED_BACK and callable(rate)
+        peak = {"peak_lr": checked_peak_of(named.alias, rate)} if is_schedule else {}
         links = [*links_of(named.front, arguments), as_transform(whole(named.alias, {**arguments, **peak}))]
         return links[0] if len(links) == 1 else optax.chain(*links)
     return with_param_storage(named.alias, storage, links_of(named, arguments), arguments["seed"])

@@ -270,7 +270,10 @@ def _fault(
         advice = f"{link} {does}. It {what}. Store the weights outside of it: {inside}."
     else:
         inside = 'store_params(optax.chain(..., param_storage="nearest" in an alias, ...), "stochastic")'
-        advice = f"{link} {what}. Put it before: {inside}."
+        way = f"Put it before: {inside}."
+        if storage.endswith("_fed_back"):
+            way = f"Give a schedule to learning_rate. Or give up feedback: {inside}."
+        advice = f"{link} {what}. {way}"
     return ChainFault(link, storage, frozenset(changed), advice)
 
 

@@ -155,6 +155,8 @@ def check_names(caller: str, what: str, saved: Iterable[str], names: Iterable[st
             f"lacks the {what}s {_listed(missing)}" if missing else f"has the {what}s {_listed(unknown)}"
         )
         here = "" if missing else ", which are not here"
+        if missing and unknown:
+            here = f", and has the {what}s {_listed(unknown)}: renamed or wrapped since"
         way_out = _IN_JAX if any(name.startswith("optax/") for name in unknown) else _THAT_RUN
         raise ValueError(f"{caller}: the file {problem}{here}. {way_out}")
 
