@@ -341,7 +341,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _remember_no_step(self) -> None:
         """Reset what is kept between steps, which is never pickled."""
-        self._lock, self._compared, self._agreement = threading.RLock(), False, Agreement(self._name)
+        self._lock, self._agreement = threading.RLock(), Agreement(self._name)
+        self._compared: str | None = None
         # The last step of all parameters, by None, and of each that is stepped alone.
         self._launches: dict[Tensor | None, Launch] = {}
         self._by_param: dict[Tensor, tuple[int, str, Tensor]] = {}

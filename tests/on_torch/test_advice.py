@@ -1,12 +1,14 @@
 """What is said once at the first step, and what processes that train replicas compare."""
 
 import collections
+import contextlib
+import logging
 
 import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.distributed.replicas import compare
+from halfstep_torch.distributed.replicas import compare, compare_gradients
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot
@@ -77,11 +79,11 @@ def test_gradients_that_8_bits_without_a_scale_do_not_hold_are_spoken_of(formats
 # --- replicas ---
 
 
-def slots(names=("a", "b"), grad=1.0, step=1):
+def slots(names=("a", "b"), grad=1.0, step=1, size=3):
     plan = Plan((), (), (), (), 0, torch.float32, False)
-    params = [torch.nn.Parameter(torch.ones(3)) for _ in names]
+    params = [torch.nn.Parameter(torch.ones(size)) for _ in names]
     for p in params:
-        p.grad = torch.full((3,), grad)
+        p.grad = torch.full((size,), grad)
     return [
         Slot(p, name, plan, Window.full(p.shape), step=step) for p, name in zip(params, names, strict=True)
     ]
@@ -121,6 +123,51 @@ def test_a_second_run_in_the_same_processes_may_have_another_seed():
             compare("AdamW", store, rank, slots(), [[seed]], counters[rank])
 
 
+def test_processes_whose_gradients_differ_behind_zeros_are_not_compared():
+    def embedding(grad):
+        (slot,) = slots(["a"], grad=0.0, size=9)
+        slot.param.grad[8] = grad
+        return [slot]
+
+    compared(embedding(1.0), embedding(2.0), seeds=((7,), (8,)))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_replicas_whose_counts_come_apart_are_spoken_of_at_a_hundredth_step(apart, caplog):
+    """At the same count each has another gradient: that of another step."""
+    store = torch.distributed.HashStore()
+    for rank in range(2):
+        compare_gradients("AdamW", store, rank, "key", slots(grad=1.0 + rank * apart, step=100))
+    lines = said(caplog)
+    assert len(lines) == apart
+    assert all("on ranks 0 and 1 have different gradients at step 100" in line for line in lines)
+
+
+def join_with_uneven_inputs(rank: int) -> None:
+    """After `join` the second process has made three steps more; zeros at first tell nothing of replicas."""
+    say_once.cache_clear()
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).bfloat16())
+    optimizer, messages = hs.SGD(model.named_parameters(), 0.01), []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("halfstep_torch").addHandler(handler)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    torch.manual_seed(rank)
+    for epoch, count in enumerate((5 + 3 * rank, 95)):
+        with model.join() if epoch == 0 else contextlib.nullcontext():
+            for x in torch.randn(count, 2, 8).bfloat16():
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+    logging.getLogger("halfstep_torch").removeHandler(handler)
+    outcomes = [None, None]
+    torch.distributed.all_gather_object(outcomes, messages)
+    assert sum("have different gradients at step 100" in line for lines in outcomes for line in lines) == 1
+
+
 def train_apart_or_alike(rank: int) -> None:
     for apart in (False, True):
         torch.manual_seed(0)
@@ -142,6 +189,11 @@ def train_apart_or_alike(rank: int) -> None:
 @pytest.mark.slow
 def test_two_processes_find_out_at_the_first_step():
     in_processes(2, train_apart_or_alike)
+
+
+@pytest.mark.slow
+def test_two_processes_find_out_after_uneven_inputs():
+    in_processes(2, join_with_uneven_inputs)
 
 
 def test_a_chain_that_stores_no_weights_or_has_no_rate_is_spoken_of_once(caplog):

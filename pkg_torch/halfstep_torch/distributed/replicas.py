@@ -3,7 +3,8 @@
 Two processes hold replicas if their parameters have the same names, shapes and gradients, as under
 DistributedDataParallel. Processes that train different models are not compared. The first process to make a
 step leaves its seeds and steps in the store of the process group. Each later process compares its values with
-these, so no process waits.
+these, so no process waits. At every hundredth step they compare gradients likewise: if these differ at the
+same count, the counts have come apart.
 """
 
 import collections
@@ -35,29 +36,57 @@ class Replica(Protocol):
         ...
 
 
-def check_replicas(caller: str, slots: Sequence[Replica], seeds: Sequence[LinkSeed]) -> None:
+def check_replicas(caller: str, slots: Sequence[Replica], seeds: Sequence[LinkSeed]) -> str | None:
     """Raise RuntimeError if another process steps a replica with other seeds, or at another step.
 
     Args:
         caller: for the messages.
         slots: the parameters that are stepped, each with its name, `param`, `grad` and step.
         seeds: of the links of every param group.
+
+    Returns:
+        Under which key replicas have met, for `check_counts`; "" in a process alone; None where gradients
+        of zero do not tell replicas from other models: ask at the next step.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
-        return
-    if distributed.get_world_size() > 1 and slots:
-        store_of = getattr(distributed.distributed_c10d, "_get_default_store", None)
-        if store_of is None:
-            say_once(
-                f"{caller}: this torch does not say where processes can compare notes, so seeds and steps of "
-                "replicas are not compared. Use one seed on all ranks, and load the same state."
-            )
-            return
-        store = store_of()
-        if store is None:  # a backend that starts its processes itself, such as MPI
-            return
-        compare(caller, store, distributed.get_rank(), slots, seeds, _COMPARED)
+        return ""
+    if distributed.get_world_size() == 1 or not slots:
+        return ""
+    if getattr(distributed.distributed_c10d, "_get_default_store", None) is None:
+        say_once(
+            f"{caller}: this torch does not say where processes can compare notes, so seeds and steps of "
+            "replicas are not compared. Use one seed on all ranks, and load the same state."
+        )
+        return ""
+    if not any(bool(slot.grad.count_nonzero()) for slot in slots):
+        return None
+    store = _store()
+    # A backend that starts its processes itself, such as MPI, has none.
+    return compare(caller, store, distributed.get_rank(), slots, seeds, _COMPARED) if store else ""
+
+
+def check_counts(caller: str, key: str, slots: Sequence[Replica]) -> None:
+    """Warn if replicas that have met under a key have other gradients at the count of this step."""
+    if key and slots and torch.distributed.is_initialized() and (store := _store()):
+        compare_gradients(caller, store, torch.distributed.get_rank(), key, slots)
+
+
+def compare_gradients(caller: str, store: Any, rank: int, key: str, slots: Sequence[Replica]) -> None:
+    """Compare gradients with those in a store, or leave them there."""
+    step = max(slot.step for slot in slots)
+    report = _digest([*map(_corner, _grads(slots)), *map(_sum_of_bits, _grads(slots))])
+    first = json.loads(store.compare_set(f"{key}/{step}", "", json.dumps([rank, report])))
+    if first[1] != report:
+        say_once(
+            f"{caller}: replicas of a model on ranks {first[0]} and {rank} have different gradients at step "
+            f"{step}. If they still train one model, their counts of steps have come apart, as after join "
+            "with uneven inputs, and they round weights differently. Load one rank's state_dict on all ranks."
+        )
+
+
+def _store() -> Any:  # a torch.distributed.Store, which some builds of torch lack; or None
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def compare(
@@ -67,12 +96,13 @@ def compare(
     slots: Sequence[Replica],
     seeds: Sequence[LinkSeed],
     compared: collections.Counter,
-) -> None:
-    """Compare seeds and steps with those in a store, or leave them there.
+) -> str:
+    """Compare seeds and steps with those in a store, or leave them there; return their key.
 
     `compared` counts how often this process has compared slots like these.
     """
-    kind = _digest([*((slot.name, tuple(slot.param.shape)) for slot in slots), *map(_corner, _grads(slots))])
+    of_grads = [*map(_corner, _grads(slots)), *map(_sum_of_bits, _grads(slots))]
+    kind = _digest([*((slot.name, tuple(slot.param.shape)) for slot in slots), *of_grads])
     key = f"halfstep/{kind}/{compared[kind]}"
     compared[kind] += 1
     steps = [slot.step for slot in slots]
@@ -80,7 +110,7 @@ def compare(
     first = json.loads(store.compare_set(key, "", json.dumps({**report, "rank": rank})))
     other_rank = first.pop("rank")
     if first == report:
-        return
+        return key
     what = "seeds" if first["seeds"] != report["seeds"] else "steps"
     ours, others = (_in_words(notes, what) for notes in (report, first))
     raise RuntimeError(
@@ -97,6 +127,12 @@ def _corner(x: Tensor) -> str:
     """Return the bits of some elements of a tensor, whatever its layout."""
     corner = x[tuple(slice(0, 4) for _ in range(x.dim()))].to("cpu", torch.float32).contiguous()
     return corner.view(-1).view(torch.int32).numpy().tobytes().hex()
+
+
+def _sum_of_bits(x: Tensor) -> int:
+    """Return the sum of a tensor's patterns of bits, as integers: its corner may be zeros."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    return int(x.detach().view(integers).sum(dtype=torch.int64))
 
 
 def _digest(what: object) -> str:

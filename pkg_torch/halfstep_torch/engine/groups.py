@@ -199,7 +199,7 @@ class Owner(Protocol):
     _choices: list[GroupChoices]
     _compile: CompileChoice
     _given_names: dict[Tensor, str] | None
-    _compared: bool
+    _compared: str | None
     _idle_steps: int
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halfstep.diagnosis import RANGES, Ends, at_ends, gradients_outside, limits, worst_of
 from halfstep.rules.fed_back import rate_that_rose
-from halfstep_torch.distributed.replicas import check_replicas
+from halfstep_torch.distributed.replicas import check_counts, check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.groups import Owner
@@ -32,7 +32,7 @@ def warn_of_step(optimizer: Owner, batches: Sequence[Batch]) -> None:
     """Give the warnings of a step, most at the first one, which also compares replicas."""
     caller, groups = optimizer._name, optimizer.param_groups
     _warn_of_rates(caller, batches)
-    if optimizer._compared and not any(map(_is_looked_at, _steps_of(batches))):
+    if optimizer._compared is not None and not any(map(_is_looked_at, _steps_of(batches))):
         return
     first = [batch for batch in batches if 1 in batch.numbers]
     nameless = sum(len(group["params"]) for group in groups if "param_names" not in group)
@@ -41,11 +41,12 @@ def warn_of_step(optimizer: Owner, batches: Sequence[Batch]) -> None:
         _warn_of_missing_links(caller, first)
     _warn_of_ranges(caller, batches)
     _warn_at_ends(caller, batches)
-    if not optimizer._compared:
-        slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
+    slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
+    if optimizer._compared is None:
         seeds = [[link.seed for link in choices.chain.links] for choices in optimizer._choices]
-        check_replicas(caller, slots, seeds)
-        optimizer._compared = True
+        optimizer._compared = check_replicas(caller, slots, seeds)
+    elif any(step % 100 == 0 for step in _steps_of(batches)):
+        check_counts(caller, optimizer._compared, slots)
 
 
 def warn_of_nothing(optimizer: Owner, named: Sequence[tuple[int, str, Tensor]]) -> None:

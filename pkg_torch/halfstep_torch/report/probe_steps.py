@@ -95,7 +95,7 @@ def _like(
         if name not in _NOT_COPIED and "_hooks" not in name:
             setattr(trial, name, x)
     trial.defaults, trial.param_groups, trial.state = defaults, groups, states
-    trial._compared = True  # a trial is nothing that other processes compare theirs with
+    trial._compared = ""  # a trial is nothing that other processes compare theirs with
     return trial
 
 
