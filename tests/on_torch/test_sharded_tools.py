@@ -254,6 +254,37 @@ def parameters_that_fully_shard_replaced_are_missed_by_name(rank: int) -> None:
         optimizer.step()
 
 
+def a_sharded_model_can_be_moved(rank: int) -> None:
+    """As trainers move a model to the host between phases: torch then swaps its tensors."""
+    model = Layers()
+    fully_shard(model)
+    hs.register_names(model)
+    optimizer = hs.AdamW(model.parameters())
+    for dtype in (torch.float32, torch.bfloat16):
+        model.backward(rank)
+        optimizer.step(zero_grad=True)
+        model.cpu()
+        model.to(dtype).to(torch.bfloat16)
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2}
+
+
+def state_follows_parameters_that_are_replaced_by_shards(rank: int) -> None:
+    model = Layers()
+    optimizer = hs.AdamW(model.named_parameters())
+    model.backward(rank)
+    optimizer.step(zero_grad=True)
+    fully_shard(model)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    model.backward(rank)
+    with pytest.raises(
+        TypeError, match=r"would be a DTensor .*\. Load it by load_state_dict, once the model"
+    ):
+        optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2}
+
+
 def test_tools_treat_a_shard_as_it_is_in_the_whole(tmp_path: pathlib.Path):
     in_processes(
         2,
@@ -266,6 +297,8 @@ def test_tools_treat_a_shard_as_it_is_in_the_whole(tmp_path: pathlib.Path):
         a_monitor_measures_the_whole_model,
         released_gradients_step_as_after_backward,
         parameters_that_fully_shard_replaced_are_missed_by_name,
+        a_sharded_model_can_be_moved,
+        state_follows_parameters_that_are_replaced_by_shards,
         functools.partial(
             a_state_file_goes_from_any_mesh_to_any_other, folder=str(tmp_path), recipes=("units",)
         ),
