@@ -213,7 +213,7 @@ def test_two_parameters_of_one_name_are_refused(first, second):
         ("weight_deacy", "Did you mean weight_decay?"),
         ("param_storages", "Did you mean param_storage?"),
         ("momentum", "Its entries are betas, eps, eps_root, lr, maximize, mu_dtype, mu_rounding, nu_dtype, "),
-        ("accumulator_dtype", "Its entries are betas, eps"),
+        ("accumulator_dtype", "Did you mean mu_dtype?"),
     ],
 )
 def test_an_entry_that_nothing_reads_is_refused(entry, way_out):

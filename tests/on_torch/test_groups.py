@@ -3,6 +3,7 @@
 import collections
 import copy
 import functools
+import inspect
 import json
 import pickle
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_torch.links.group_entries import ASKS_FOR_NOTHING, ELSEWHERE
+from halfstep_torch.rules.named import of_arguments
 from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
 
 
@@ -440,3 +443,52 @@ def test_round_weights_takes_groups_that_are_written_into_it():
     del optimizer.param_groups[0]
     step_by_ones(optimizer)
     assert optimizer.state[pairs[0][1]]["round_step"] == 2
+
+
+TAGS = {"rho": 0.05, "adaptive": True, "centered": False, "lr_scale": 0.7, "name": "head", "k": 6, "wd": [1]}
+
+
+@pytest.mark.parametrize("make", [hs.AdamW, hs.SGD, hs.Lion, hs.Adafactor, hs.Muon, hs.AdamWScheduleFree])
+def test_tags_of_others_are_kept_saved_and_restored(make):
+    """As SAM writes `rho` into the groups of the optimizer that it wraps."""
+    a, b = ([torch.nn.Parameter(torch.ones(4, 4))] for _ in range(2))
+    optimizer, again = (make([{"params": [("0.w", *p)], **tags}]) for p, tags in ((a, TAGS), (b, {})))
+    step_by_ones(optimizer)
+    again.load_state_dict(optimizer.state_dict())
+    for group in optimizer.param_groups + again.param_groups:
+        assert {key: group[key] for key in TAGS} == TAGS
+    assert step_by_ones(again) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "key", "way_out"),
+    [
+        (hs.AdamW, "beta1", r"Did you mean betas\?"),
+        (hs.AdamW, "lrr", r"Did you mean lr\?"),
+        (hs.AdamW, "LR", r"Did you mean lr\?"),
+        (hs.AdamW, "b2", r"Did you mean betas\?"),
+        (hs.AdamW, "schedule", r"Did you mean lr, which may be a function of the step\?"),
+        (hs.SGD, "momentun", r"Did you mean momentum\?"),
+        (hs.Adam, "cautious", "Its entries are betas"),
+        (hs.SGD, "cautious", "Its entries are accumulator_dtype"),
+        (hs.AdamW, "nesterov", "Its entries are betas"),
+    ],
+)
+def test_a_misspelt_entry_and_an_option_of_another_class_are_refused(make, key, way_out):
+    with pytest.raises(ValueError, match=rf"{key}=True in a param group; nothing reads it\. {way_out}"):
+        make([{"params": [torch.nn.Parameter(torch.ones(4))], key: True}])
+
+
+def test_every_option_of_an_optimizer_is_known_to_the_groups_of_the_others():
+    kinds = [x for x in map(vars(hs).get, hs.__all__) if isinstance(x, type) and issubclass(x, hs.Optimizer)]
+    options = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+    assert options - {"self", "params", "others"} <= ELSEWHERE | ASKS_FOR_NOTHING.keys()
+
+
+def test_a_misspelt_argument_of_a_subclass_is_refused():
+    arguments = {name: x.default for name, x in inspect.signature(hs.AdamW.__init__).parameters.items()}
+    of_arguments(hs.AdamW, {**arguments, "params": []})
+    with pytest.raises(
+        TypeError, match=r"nothing reads the argument nu_roundng\. Did you mean nu_rounding\?$"
+    ):
+        of_arguments(hs.AdamW, {**arguments, "params": [], "nu_roundng": "nearest"})

@@ -10,7 +10,7 @@ from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.chain import HEADER
 
 # Arguments of torch's own optimizers that ask for nothing where they have these values.
-_ASKS_FOR_NOTHING = {
+ASKS_FOR_NOTHING = {
     "amsgrad": (False, None),
     "capturable": (False, None),
     "differentiable": (False, None),
@@ -28,29 +28,26 @@ _FIXED_RATE = (
     "clip_by_block_rms(1.0), scale_by_learning_rate(lr), round_stochastically())."
 )
 _WAYS = {"scale_parameter": _FIXED_RATE, "relative_step": _FIXED_RATE}
-# What is an entry, or an argument, of some optimizer here or in torch.
-_ELSEWHERE = {
-    *("lr", "learning_rate", "betas", "b1", "b2", "eps", "eps_root", "weight_decay", "momentum", "nesterov"),
-    *("mu_dtype", "nu_dtype", "accumulator_dtype", "mu_rounding", "nu_rounding", "rounding"),
-    *(
-        "param_storage",
-        "seed",
-        "tx",
-        "trust_power",
-        "max_norm",
-        "bias_correction",
-        "alpha",
-        "recipe",
-        "rho",
-        "centered",
-    ),
-}
+# What is an entry, or an argument, of some optimizer here or in JAX. Tags of other libraries are not.
+ELSEWHERE = frozenset(
+    """
+    accumulator_dtype adam_eps adam_lr adam_mu_dtype adam_mu_rounding adam_weight_decay adjust_lr_fn alpha b1
+    b2 b3 beta2 beta2_decay betas bias_correction cautious compile d diff_dtype eps eps_root exact grad_dtype
+    lead_dtype learning_rate lr matrices max_norm max_ratio maximize min_dim_size_to_factor min_norm min_ratio
+    momentum mu_dtype mu_rounding names nesterov normalize ns_coefficients ns_dtype ns_steps nu_dtype
+    nu_rounding output_axis param_storage recipe reduction_axis rounding seed slow_dtype slow_rounding
+    state_device trust_coefficient trust_power tx use_muon warmup_steps weight_decay
+    """.split()
+)
+# What is close to no entry, and meant as one.
+_MEANT = {"learning_rate": "lr", "schedule": "lr, which may be a function of the step", "b1": "betas"}
+_MEANT |= {"b2": "betas", "accumulator_dtype": "mu_dtype"}
 
 
 def check_torch_options(caller: str, given: Arguments) -> None:
     """Raise ValueError for an argument of torch's optimizers that is not supported."""
     for name, value in given.items():
-        allowed = _ASKS_FOR_NOTHING.get(name)
+        allowed = ASKS_FOR_NOTHING.get(name)
         if allowed is not None and value not in allowed:
             way = f"Use {name}={allowed[0]!r}.{_WAYS.get(name, '')}"
             raise ValueError(f"{caller}: {name}={value!r} is not supported. {way}")
@@ -80,7 +77,7 @@ def check_entries(caller: str, group: Group, entries: set[str], arguments: set[s
     """Raise ValueError for an entry of a group without effect. A user's own tags are allowed."""
     check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
     for key in group:
-        if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
+        if key in entries or key in ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
             continue
         problem = f"{caller}: {key}={reprlib.repr(group[key])} in a param group"
         if key == "recipe" and key in arguments:
@@ -93,7 +90,9 @@ def check_entries(caller: str, group: Group, entries: set[str], arguments: set[s
                 f"{problem}; it is the same for all groups. "
                 "Give it to the optimizer, or use an optimizer of its own for these parameters."
             )
-        meant = difflib.get_close_matches(key, entries, 1, 0.85)
-        if key in _ELSEWHERE or meant:
+        meant = difflib.get_close_matches(key.lower(), entries, 1, 0.8) if isinstance(key, str) else []
+        way = _MEANT.get(key, "")
+        meant = meant or [way] * (way.partition(",")[0] in entries)
+        if key in ELSEWHERE or meant:
             known = f"Did you mean {meant[0]}?" if meant else f"Its entries are {', '.join(sorted(entries))}."
             raise ValueError(f"{problem}; nothing reads it. {known}")

@@ -3,12 +3,13 @@
 import functools
 import inspect
 
+from halfstep.did_you_mean import did_you_mean
 from halfstep.hyperparameters import Arguments, Values, several
 from halfstep.rule import Rule
 from halfstep.rules import learning_rate, trace, trust_ratio, weight_decay
 from halfstep.rules.named import Named
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
-from halfstep_torch.links.group_entries import check_torch_options
+from halfstep_torch.links.group_entries import ASKS_FOR_NOTHING, check_torch_options
 from halfstep_torch.links.link import Link, ParamInfo
 from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.seeds import as_seed
@@ -42,14 +43,23 @@ _LINKS: dict[type[Rule], type[Rule]] = {
 def of_arguments(optimizer: type[Optimizer], arguments: Arguments) -> Arguments:
     """Return what `Optimizer` takes, given the arguments of a class that has its `named`."""
     caller, named = optimizer.__name__, named_of(optimizer)
+    choices = (*(moment.rounding for moment in named.moments), *named.choices, "param_storage")
+    _check_arguments(caller, arguments, {*named.arguments, *choices})
     check_torch_options(caller, arguments)
     given = {"learning_rate": arguments["lr"], **by_rates(caller, named, arguments), **arguments}
     given = {name: given[name] for name in named.arguments & given.keys()}
     given["seed"] = as_seed(caller, arguments["seed"])
-    choices = (*(moment.rounding for moment in named.moments), *named.choices, "param_storage")
     options = {name: arguments[name] for name in choices if name in arguments}
     tx = ChainByOptions(functools.partial(_chain, optimizer, given), options)
     return {"tx": tx, **{name: arguments[name] for name in _OF_OPTIMIZER}}
+
+
+def _check_arguments(caller: str, arguments: Arguments, own: set[str]) -> None:
+    """Raise TypeError for an argument that nothing reads, as of a subclass that misspells one."""
+    known = {*own, *_OF_OPTIMIZER, *ASKS_FOR_NOTHING, "lr", "betas", "recipe", "seed"}
+    for name in arguments.keys() - known - {"self", "__class__"}:
+        meant = did_you_mean(name, known).replace('"', "").strip()
+        raise TypeError(f"{caller}: nothing reads the argument {name}. {meant or 'Leave it out.'}")
 
 
 def named_of(optimizer: type[Optimizer]) -> Named:
