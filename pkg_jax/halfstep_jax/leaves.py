@@ -199,7 +199,13 @@ def check_params(caller: str, params, *, wide: bool = True) -> None:
     _check_names(caller, [name for name, _ in named])
     for name, p in named:
         check_weight(caller, name, p, wide=wide)
-        if not all(isinstance(n, int) for n in p.shape):
+    refuse_symbolic(caller, named)
+
+
+def refuse_symbolic(caller: str, named: list[tuple[str, Tree]]) -> None:
+    """Refuse the symbolic dimensions of `jax.export`, given leaves and their names."""
+    for name, p in named:
+        if not all(isinstance(n, int) for n in getattr(p, "shape", ())):
             raise TypeError(
                 f"{caller}: the shape of {quoted(name)} is {p.shape}, with symbolic dimensions: random words "
                 "and blocks go by places in a shape. Export with concrete shapes, one program for each."

@@ -175,7 +175,14 @@ def test_moments_are_averaged_in_the_form_of_optax():
     assert mean[0].count == 1
 
 
-@pytest.mark.parametrize("make", [lambda: hs.adamw(1e-3, recipe="eight_bit"), lambda: hs.sgd(1e-3)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hs.adamw(1e-3, recipe="eight_bit"),
+        lambda: hs.sgd(1e-3),
+        lambda: hs.store_state(optax.adam(1e-3), "bfloat16"),
+    ],
+)
 def test_symbolic_dimensions_are_refused_by_name(make):
     (n,) = jax.export.symbolic_shape("n")
     with pytest.raises(TypeError, match=r"the shape of 'w' is \(n, 128\), with symbolic dimensions"):

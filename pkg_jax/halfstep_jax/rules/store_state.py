@@ -16,7 +16,7 @@ from jax.core import Tracer
 from halfstep.random_words import Role, leaf_id
 from halfstep.storage.moment_formats import Rounding, check_stored_state
 from halfstep_jax.leaf_calls import Tree, call_per_shape
-from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves, refuse_symbolic
 from halfstep_jax.link_reports import Inside, report, reported_links
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
@@ -115,6 +115,7 @@ def store_state(
     inner_update = optax.with_extra_args_support(inner).update
 
     def init(params):
+        refuse_symbolic(_FUNCTION, named_leaves(params))
         with reported_links() as links:
             inner_state = inner.init(params)
         arrays = storage.arrays(inner_state)
