@@ -276,3 +276,26 @@ def test_steps_saves_and_loads_of_several_threads_come_one_after_the_other(tmp_p
     optimizer.load_state(tmp_path / "run")
     optimizer.load_state_dict(optimizer.state_dict())
     assert lock.__enter__.call_count == 5
+
+
+@pytest.mark.parametrize("change", ["tied", "replaced", "removed"])
+def test_parameters_that_change_after_the_start_are_refused(change):
+    """A tied weight lost one of two updates, and a replaced one was not stepped."""
+    pairs = [(name, torch.nn.Parameter(torch.ones(3))) for name in "ab"]
+    optimizer = OptaxOptimizer(pairs, optax.sgd(0.5))
+    group, (a, b) = optimizer.param_groups[0], [p for _, p in pairs]
+    for p in (a, b):
+        p.grad = torch.ones(3)
+    optimizer.step()
+    if change == "tied":
+        b.data = a.data
+    else:
+        group["params"] = [a] if change == "removed" else [a, torch.nn.Parameter(torch.ones(3))]
+    before = a.detach().clone()
+    wrong = "weights .* share memory" if change == "tied" else "parameters of the groups are not those"
+    with pytest.raises(ValueError, match=rf"^OptaxOptimizer: the {wrong}"):
+        optimizer.step()
+    assert torch.equal(a, before)
+    if change == "tied":
+        with pytest.raises(ValueError, match=r"^OptaxOptimizer: the weights 'a' and 'b' share memory"):
+            OptaxOptimizer(pairs, optax.sgd(0.5))

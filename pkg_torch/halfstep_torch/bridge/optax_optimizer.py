@@ -21,6 +21,7 @@ from halfstep_torch.engine.signals import between_steps
 from halfstep_torch.leaves.checks import check_grad, check_weight
 from halfstep_torch.leaves.found_names import with_names_found
 from halfstep_torch.leaves.group_names import Group, StateDict, check_names
+from halfstep_torch.leaves.memory import check_memory
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.optimizer_state.form import SavedState
 
@@ -77,6 +78,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         check_names(_NAME, self.param_groups)
         for name, param in self._params.items():
             check_weight(_NAME, name, param)
+        self._check_members()
         self._devices = {name: device_of(_NAME, name, param) for name, param in self._params.items()}
         self._tx = self._one_transform(tx)
         self.optax_state: Tree = jax.jit(self._tx.init)(self.jax_params())
@@ -105,6 +107,16 @@ class OptaxOptimizer(torch.optim.Optimizer):
         names = [name for group in self.param_groups for name in group["param_names"]]
         params = [param for group in self.param_groups for param in group["params"]]
         yield from zip(leaf_names(names), params, strict=True)
+
+    def _check_members(self) -> None:
+        """Raise ValueError if groups have other parameters than at first, or two share memory."""
+        listed = [param for group in self.param_groups for param in group["params"]]
+        if list(map(id, listed)) != list(map(id, self._params.values())):
+            raise ValueError(
+                f"{_NAME}: the parameters of the groups are not those of the start, and the state of an "
+                "Optax transform has one structure. Build a new optimizer."
+            )
+        check_memory(_NAME, self._params.items())
 
     def _one_transform(self, tx: Transforms) -> optax.GradientTransformation:
         """Return the transform of all groups."""
@@ -139,10 +151,11 @@ class OptaxOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError: if a gradient is sparse or of a wrong dtype.
-            ValueError: if a parameter has no gradient, or the transform returns another structure, shape or
-                dtype. Weights and state are then unchanged.
+            ValueError: if a parameter has no gradient, groups have other parameters, weights share memory, or
+                the transform returns another structure, shape or dtype. Weights and state are then unchanged.
         """
         loss = None if closure is None else torch.enable_grad()(closure)()
+        self._check_members()
         weights, grads, shared = {}, {}, []
         for name, param in self._params.items():
             if param.grad is None:
