@@ -100,6 +100,36 @@ def test_the_trainer_tells_which_weights_decay(monkeypatch):
     assert told == [(["0.weight", "1.weight"], 0.1), (["0.bias"], 0.0)]
 
 
+def test_the_factory_of_the_trainer_reads_its_arguments(monkeypatch, caplog):
+    class Trainer:
+        def get_decay_parameter_names(self, model):
+            return ["weight"]
+
+    module(monkeypatch, "transformers", Trainer=Trainer)
+    import halfstep_torch as hs
+
+    arguments = types.SimpleNamespace(
+        learning_rate=2e-5, weight_decay=0.1, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-7
+    )
+    model, factory = torch.nn.Linear(4, 4), hs.integrations.transformers()
+    read = {"lr": 2e-5, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-7}
+    for optimizer in (factory(model, arguments), factory(model, args=arguments)):
+        assert {key: optimizer.param_groups[0][key] for key in read} == read
+    optimizer = factory(model, args=arguments, lr=1e-3, betas=(0.9, 0.99))
+    told = {**read, "lr": 1e-3, "betas": (0.9, 0.99)}
+    assert {key: optimizer.param_groups[0][key] for key in told} == told
+    for name in ("Lion", "SGD", "Adafactor", "AdEMAMix", "Adan", "Lamb", "AdamWScheduleFree"):
+        group = factory(model, arguments, optimizer=name).param_groups[0]
+        assert (group["lr"], group["weight_decay"]) == (2e-5, 0.1)
+        assert len(group.get("betas", ())) != 2 or tuple(group["betas"]) == (0.8, 0.95)
+    factory(model, lr=1e-3, weight_decay=0.1)
+    assert not caplog.text
+    factory(model, lr=1e-3)
+    assert "AdamW has weight_decay=0.01, its own default, whatever the TrainingArguments have" in caplog.text
+    with pytest.raises(TypeError, match=r"args='SGD' has no learning_rate\. Pass the TrainingArguments"):
+        factory(model, "SGD")
+
+
 def test_levanter_builds_ours_by_its_registered_name(monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class OptimizerConfig(Registry):

@@ -1,12 +1,16 @@
 """The factory that transformers' Trainer takes."""
 
+import functools
 import importlib
+import inspect
 
 import torch
 
+from halfstep.hyperparameters import Arguments
 from halfstep_torch.integrations.config import from_config
 from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.say_once import say_once
 
 
 class transformers:  # as the library, so that a line of a config tells what it is for
@@ -22,18 +26,27 @@ class transformers:  # as the library, so that a line of a config tells what it 
     Source: ours.
     """
 
-    def __call__(self, model: torch.nn.Module, optimizer: str = "AdamW", **options: object) -> Optimizer:
+    def __call__(
+        self, model: torch.nn.Module, args: object = None, optimizer: str = "AdamW", **options: object
+    ) -> Optimizer:
         """Return the optimizer of a model's parameters.
 
         Args:
             model: that is trained.
+            args: the TrainingArguments. The Trainer passes on what the dict of options has, so give them
+                there: `{"args": arguments}`. `learning_rate`, `weight_decay` and, where the optimizer has two
+                betas, `adam_beta1`, `adam_beta2` and `adam_epsilon` are read from them.
             optimizer: the name of one, as in `from_config`.
-            options: its arguments.
+            options: its arguments, which win.
 
         Raises:
+            TypeError: if `args` has no learning rate.
             ValueError: if it names no optimizer, or an argument that it lacks.
         """
-        make = from_config({**options, "name": optimizer})
+        kind = from_config({**options, "name": optimizer}).func
+        make = from_config({**_read(args, kind), **options, "name": optimizer})
+        if args is None and not {"lr", "weight_decay"} <= options.keys():
+            _warn_of_defaults(kind, options)
         trainer = importlib.import_module("transformers").Trainer
         decayed = set(trainer.get_decay_parameter_names(None, model))
         trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
@@ -45,3 +58,29 @@ class transformers:  # as the library, so that a line of a config tells what it 
             },
         ]
         return make([group for group in groups if group["params"]])
+
+
+def _read(args: object, kind: type[Optimizer]) -> Arguments:
+    """Return the arguments of an optimizer that TrainingArguments have."""
+    if args is None:
+        return {}
+    if not hasattr(args, "learning_rate"):
+        raise TypeError(
+            f"integrations.transformers: args={args!r} has no learning_rate. Pass the TrainingArguments, and "
+            'an optimizer by name: {"args": arguments, "optimizer": "AdamW"}.'
+        )
+    takes, given = inspect.signature(kind).parameters, functools.partial(getattr, args)
+    numbers = {"lr": given("learning_rate"), "weight_decay": given("weight_decay", None)}
+    if "betas" in takes and len(takes["betas"].default) == 2:
+        numbers["betas"] = tuple(given(key, None) for key in ("adam_beta1", "adam_beta2"))
+        numbers["eps"] = given("adam_epsilon", None)
+    return {key: x for key, x in numbers.items() if key in takes and x not in (None, (None, None))}
+
+
+def _warn_of_defaults(kind: type[Optimizer], options: Arguments) -> None:
+    takes = inspect.signature(kind).parameters
+    left = [f"{key}={takes[key].default}" for key in ("lr", "weight_decay") if key not in options]
+    say_once(
+        f"integrations.transformers: {kind.__name__} has {' and '.join(left)}, its own default, whatever the "
+        'TrainingArguments have, which the Trainer does not pass on. Add "args": arguments, or the values.'
+    )
