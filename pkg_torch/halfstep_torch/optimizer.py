@@ -13,6 +13,7 @@ from halfstep.hyperparameters import Values
 from halfstep.rule import Rule
 from halfstep.rules.named import Named
 from halfstep_torch.distributed.agreement import Attempt
+from halfstep_torch.engine.byte_form import pickled, unpickled
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.group_checks import check_choices, choices_of, read_group, settle_new_group
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of, shown_rates
@@ -32,7 +33,6 @@ from halfstep_torch.leaves.group_names import (
 )
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
 from halfstep_torch.links.link import Link
-from halfstep_torch.optimizer_state.byte_form import pickled, unpickled
 from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.optimizer_state.saved_state import load, may_make_state, with_headers
 from halfstep_torch.sharded.agreement import Agreement

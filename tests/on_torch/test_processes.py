@@ -79,6 +79,30 @@ def zero_steps_as_one_process(rank: int) -> None:
         assert len(kept) == 4
 
 
+def zero_resumes_every_form_of_state(rank: int) -> None:
+    """ZeRO writes what it loads past `load_state_dict`: codes of two bytes come back, too."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    for options in (
+        {"param_storage": "split16"},
+        {"recipe": "four_bit"},
+        {"mu_dtype": hs.scaled("float8_e4m3fn")},
+    ):
+        model, unbroken = DistributedDataParallel(net()), DistributedDataParallel(net())
+        adamw = functools.partial(hs.AdamW, lr=1e-2, **options)
+        shared = ZeroRedundancyOptimizer(model.parameters(), adamw)
+        train(model, shared, rank)
+        shared.consolidate_state_dict(to=0)
+        saved = [shared.state_dict() if rank == 0 else None]
+        torch.distributed.broadcast_object_list(saved)
+        shared.load_state_dict(saved[0])
+        other = ZeroRedundancyOptimizer(unbroken.parameters(), adamw)
+        train(unbroken, other, rank)
+        for wrapped, optimizer in ((model, shared), (unbroken, other)):
+            train(wrapped, optimizer, rank)
+        assert torch.equal(weights(model), weights(unbroken))
+
+
 def bare_parameters_have_the_names_of_their_model(rank: int) -> None:
     """Under DistributedDataParallel, also a share of them by ZeRO; under FSDP2, which replaces them."""
     from torch.distributed.fsdp import fully_shard
@@ -108,6 +132,7 @@ def test_two_processes_train_as_their_wrappers_promise():
         PROCESSES,
         accumulate_under_ddp,
         zero_steps_as_one_process,
+        zero_resumes_every_form_of_state,
         bare_parameters_have_the_names_of_their_model,
         dcp_reads_state_by_name,
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.byte_form import from_bytes
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.leaves.checks import LAST_STEP, check_leftovers, check_state_array
@@ -82,6 +83,9 @@ class Slot:
         missing = self.new_arrays([key for key in specs if key not in state])
         state.update(missing if "step" in state else {"step": new_count(), **missing})
         check_leftovers(caller, self.name, specs, state)
+        if any(_is_bytes(state[key], spec.dtype) for key, spec in specs.items()):
+            # ZeroRedundancyOptimizer loads by writing entries of its state dict past `load_state_dict`.
+            state.update(from_bytes(state, {key: spec.dtype for key, spec in specs.items()}))
         self.check_arrays(caller, state)
         self.arrays = {key: state[key] for key in specs}
         self.state, self.kept, self.counter = self.arrays, self.arrays, state["step"]
@@ -94,6 +98,10 @@ class Slot:
     def new_arrays(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """Return some of the state arrays of a parameter that was never stepped."""
         return {key: self.plan.arrays[key].new(self.owner) for key in keys}
+
+
+def _is_bytes(array: object, dtype: torch.dtype) -> bool:
+    return isinstance(array, Tensor) and array.dtype == torch.uint8 != dtype
 
 
 def whole_slot(param: Tensor, name: str, plan: Plan) -> Slot:

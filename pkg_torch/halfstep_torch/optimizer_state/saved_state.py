@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from halfstep_torch.engine.byte_form import as_bytes, from_bytes
 from halfstep_torch.engine.groups import plain_value, shown_rates
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.links.chain import HEADER
-from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.optimizer_state.others_state import check_kept, check_others, copied, others_of, without
 from halfstep_torch.optimizer_state.state_dict import (
