@@ -166,6 +166,29 @@ def backward(model, seed: int) -> None:
     model(x.bfloat16()).float().square().mean().backward()
 
 
+@needs("timm")
+def test_lookahead_of_timm_resumes_to_the_bit(monkeypatch):
+    lookahead = module_of(monkeypatch, "timm.optim.lookahead")
+
+    def make():
+        model = net()
+        return model, lookahead.Lookahead(hs.AdamW(model.named_parameters(), lr=1e-2), k=2)
+
+    def step(model, optimizer, seeds):
+        for seed in seeds:
+            backward(model, seed)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    whole, resumed = make(), make()
+    step(*whole, range(3))
+    for here, there in zip(resumed, whole, strict=True):
+        here.load_state_dict(copy.deepcopy(there.state_dict()))
+    for run in (whole, resumed):
+        step(*run, (3, 4))
+    assert torch.equal(weights(whole[0]), weights(resumed[0]))
+
+
 @needs("stable_baselines3")
 def test_a_policy_of_stable_baselines_goes_on_from_its_file_to_the_bit(tmp_path):
     import gymnasium
