@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -22,6 +23,7 @@ from halfstep.storage.moment_formats import (
     check_saturation,
     check_slow_feedback,
     check_unit,
+    kept_wide,
 )
 from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
@@ -50,6 +52,7 @@ from halfstep_jax.xla import passes
 from halfstep_jax.xla.exact import opaque_bits, opaque_input, stored_with, zero_on_cpu
 from halfstep_jax.xla.shards import known_shards, shards
 
+_LOG = logging.getLogger("halfstep_jax")
 _TRIAL_SHAPE = (8, 16)
 
 P = ParamSpec("P")
@@ -105,6 +108,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         if not stored:
             return ScheduleState(jnp.zeros([], jnp.int32)) if schedules(rule) else optax.EmptyState()
         check_params(rule.name, params)
+        _say_what_stays_wide(rule, stored, params)
         trees = {name: moment.init(params) for name, moment in stored.items()}
         return _state(rule, jnp.zeros([], jnp.int32), new_seed(words), trees)
 
@@ -297,6 +301,20 @@ def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Tree:
     return state_type(type(rule))(
         count=count, seed=seed, **codes, **{f"{k}_scale": s for k, (_, s) in trees.items()}
     )
+
+
+def _say_what_stays_wide(rule: Rule, stored: dict[str, StoredMoment], params) -> None:
+    """Log once of a moment that stays float32 for want of axes."""
+    shapes = [tuple(p.shape) for p in jax.tree.leaves(params)]
+    for moment in stored.values():
+        if moment.asked_for is not None:
+            _say_once(kept_wide(rule.name, moment.field, moment.asked_for, shapes))
+
+
+@functools.cache
+def _say_once(problem: str) -> None:
+    if problem:
+        _LOG.warning(problem)
 
 
 def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:

@@ -11,7 +11,9 @@ import torch
 
 import halfstep_jax
 import halfstep_torch
+from halfstep_jax import transform as jax_transform
 from halfstep_spec import PARAM_STORAGES
+from halfstep_torch.say_once import say_once
 from twin.moving import jax_run, torch_run
 
 SHAPE = (64, 128)
@@ -228,3 +230,38 @@ def test_both_say_how_weights_of_a_storage_are_rounded(storage):
     in_jax = halfstep_jax.describe(halfstep_jax.adamw(1e-3, param_storage=storage), params)
     in_torch = halfstep_torch.describe(halfstep_torch.AdamW([("w", weight)], param_storage=storage))
     assert in_jax.of("w").rounding == in_torch.of("w").rounding == rounding
+
+
+@pytest.mark.parametrize("package", ["jax", "torch"])
+def test_flat_arrays_that_stay_float32_are_spoken_of_once_and_the_advice_helps(package, caplog):
+    """Of a large matrix and a norm of 4,096 weights nothing is said."""
+    jax_transform._say_once.cache_clear()
+    say_once.cache_clear()
+
+    def said(shapes, **options) -> list[str]:
+        caplog.clear()
+        for _ in range(2):
+            if package == "jax":
+                tx = halfstep_jax.adamw(1e-3, recipe="four_bit", **options)
+                tx.init({str(i): jnp.ones(shape, jnp.bfloat16) for i, shape in enumerate(shapes)})
+            else:
+                params = [torch.nn.Parameter(torch.ones(shape, dtype=torch.bfloat16)) for shape in shapes]
+                for p in params:
+                    p.grad = torch.ones_like(p)
+                named = [(str(i), p) for i, p in enumerate(params)]
+                halfstep_torch.AdamW(named, recipe="four_bit", compile=False, **options).step()
+        return [record.getMessage() for record in caplog.records if "min_ndim" in record.getMessage()]
+
+    made = halfstep_jax if package == "jax" else halfstep_torch
+    assert not said([(512, 256), (4096,)])
+    lines = said([(8192,)])
+    assert len(lines) == 2
+    assert 'pass mu_dtype=relative("int4", 32, min_ndim=1)' in lines[0]
+    assert 'pass nu_dtype=scaled("uroot8", 128, min_ndim=1)' in lines[1]
+    jax_transform._say_once.cache_clear()
+    say_once.cache_clear()
+    advised = {
+        "mu_dtype": made.relative("int4", 32, min_ndim=1),
+        "nu_dtype": made.scaled("uroot8", 128, min_ndim=1),
+    }
+    assert not said([(8192,)], **advised)

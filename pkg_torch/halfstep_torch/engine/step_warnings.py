@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from halfstep.diagnosis import RANGES, Ends, at_ends, gradients_outside, limits, worst_of
+from halfstep.rule import Moment, declared
 from halfstep.rules.fed_back import rate_that_rose
+from halfstep.storage.formats import Format
+from halfstep.storage.moment_formats import kept_wide
 from halfstep_torch.distributed.replicas import check_counts, check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.batches import Batch
@@ -39,6 +42,7 @@ def warn_of_step(optimizer: Owner, batches: Sequence[Batch]) -> None:
     if first:
         _warn_at_first_step(caller, first, nameless, optimizer.nameless_before or 0)
         _warn_of_missing_links(caller, first)
+        _warn_of_wide_moments(caller, first)
     _warn_of_ranges(caller, batches)
     _warn_at_ends(caller, batches)
     slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
@@ -116,6 +120,21 @@ def _warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
                 f"{caller}: the chain has no scale_by_learning_rate, so weights move by the whole update, "
                 "up the gradient. Put scale_by_learning_rate(1e-3) behind the update rule."
             )
+
+
+def _warn_of_wide_moments(caller: str, batches: Iterable[Batch]) -> None:
+    """Warn, at the first step of parameters, of moments that stay float32 for want of axes."""
+    shapes: dict[tuple[Moment, Format], list[tuple[int, ...]]] = {}
+    for batch in batches:
+        for link, h in zip(batch.group.links, batch.group.values, strict=True):
+            for moment in declared(type(link.rule)).moments.values():
+                fmt = getattr(h, moment.dtype, None)
+                if isinstance(fmt, Format):
+                    of_format = shapes.setdefault((moment, fmt), [])
+                    of_format += [tuple(slot.param.shape) for slot in batch.slots]
+    for (moment, fmt), of_format in shapes.items():
+        if problem := kept_wide(caller, moment, fmt, of_format):
+            say_once(problem)
 
 
 def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:

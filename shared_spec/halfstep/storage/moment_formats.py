@@ -3,8 +3,9 @@
 Contract: F1 to F3, F12, F18 to F20.
 """
 
+import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from halfstep.did_you_mean import did_you_mean, listed
@@ -238,6 +239,30 @@ def check_feedback(caller: str, moment: Moment, rounding: str, unit: Moment, uni
             f'{caller}: {rounding_argument(moment)}="feedback" is of no effect beside {dtype_argument(unit)}='
             f'{unit_fmt.dtype}, where updates are made of moments before they are stored. Use "stochastic".'
         )
+
+
+def kept_wide(caller: str, moment: Moment, fmt: Format, shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return that arrays of few axes stay float32, as flat shards do; "" below 5 % of all elements.
+
+    Args:
+        caller: whose moment it is.
+        moment: of weights of such
+        shapes: all that are stepped.
+        fmt: its format.
+    """
+    few = [
+        math.prod(shape)
+        for shape in shapes
+        if fmt.scaled and len(shape) < fmt.min_ndim and math.prod(shape) >= max(fmt.min_size, 1)
+    ]
+    if not few or sum(few) <= 0.05 * sum(map(math.prod, shapes)):
+        return ""
+    name = dtype_argument(moment)
+    return (
+        f"{caller}: {moment.name} of arrays with fewer axes than min_ndim={fmt.min_ndim} stays float32, as "
+        f"of one with {max(few)} elements, such as a flat shard. For {name}={fmt.text} of these pass {name}="
+        f'{"relative" if fmt.relative else "scaled"}("{fmt.dtype}", {fmt.block_size!r}, min_ndim=1).'
+    )
 
 
 def check_slow_feedback(
