@@ -5,6 +5,7 @@ from halfstep.requirements import needs
 needs("halfstep_jax", "jax", "jax", "optax")
 
 from halfstep import recipes
+from halfstep.public_names import name_by_package
 from halfstep.random_words import Role, leaf_id
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.version import __version__ as __version__
@@ -168,6 +169,7 @@ __all__ = [
     "to_optax",
     "trace",
 ]
+name_by_package(globals(), __all__)
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ from halfstep.requirements import needs
 needs("halfstep_torch", "torch", "torch")
 
 from halfstep import Rule, decay_rate, moment, number, option, recipes
+from halfstep.public_names import name_by_package
 from halfstep.random_words import Role, leaf_id
 from halfstep.version import __version__ as __version__
 from halfstep_torch import integrations as integrations
@@ -59,6 +60,7 @@ from halfstep_torch.rules.store_state import store_state
 from halfstep_torch.rules.trace import SGD, trace
 from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.rules.weight_decay import add_decayed_weights
+from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.relative import relative
 from halfstep_torch.storage.state_dtypes import codebook, scaled
 from halfstep_torch.weights.cast import cast_model
@@ -73,6 +75,7 @@ __all__ = [
     "AdamW",
     "AdamWScheduleFree",
     "Adan",
+    "Format",
     "Lamb",
     "Lamb16",
     "Lion",
@@ -138,6 +141,7 @@ __all__ = [
     "stored_params",
     "trace",
 ]
+name_by_package(globals(), __all__)
 
 
 def __dir__() -> list[str]:

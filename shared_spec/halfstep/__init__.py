@@ -7,6 +7,7 @@ imports nothing of this package: it judges what stands here too.
 from typing import NoReturn
 
 from halfstep import recipes
+from halfstep.public_names import name_by_package
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.storage.formats import Format
 from halfstep.storage.relative import relative
@@ -26,6 +27,7 @@ __all__ = [
     "relative",
     "scaled",
 ]
+name_by_package(globals(), __all__)
 
 _OPTIMIZERS = ("adam", "adamw", "lamb", "lamb16", "lion", "muon", "adafactor", "sgd", "ademamix", "adan")
 

@@ -5,7 +5,9 @@ import pickle
 import types
 
 import pytest
+import torch
 
+import halfstep
 import halfstep_jax
 import halfstep_torch
 
@@ -23,3 +25,25 @@ def test_a_public_name_is_found_by_a_pickle_and_has_a_docstring(name, x):
     assert pickle.loads(pickle.dumps(x)) is x
     assert getattr(x, "__name__", name) == name
     assert inspect.getdoc(x)
+
+
+@pytest.mark.parametrize("package", [halfstep, halfstep_jax, halfstep_torch], ids=lambda x: x.__name__)
+def test_a_public_class_names_its_package_as_its_module(package):
+    """As lists of what a safe load may read have it, and pickles by reference."""
+    kinds = [x for x in map(vars(package).get, package.__all__) if isinstance(x, type)]
+    assert not [kind for kind in kinds if kind.__module__.startswith(("halfstep_jax.", "halfstep_torch."))]
+
+
+def test_schedules_formats_and_transforms_survive_a_pickle():
+    for package, count in ((halfstep_jax, 7), (halfstep_torch, 7)):
+        schedule = package.preheat(1e-3, 10)
+        assert pickle.loads(pickle.dumps(schedule))(count) == schedule(count)
+        for made in (package.scaled("uroot8"), package.relative("int4", 32)):
+            assert pickle.loads(pickle.dumps(made)) == made
+            assert type(made).__module__ == package.__name__
+    optimizer = halfstep_torch.AdamW(
+        [("w", torch.nn.Parameter(torch.ones(4)))], lr=halfstep_torch.preheat(1e-3, 10)
+    )
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] > 0
+    assert b"halfstep_torch.rules" not in pickle.dumps(type(optimizer))

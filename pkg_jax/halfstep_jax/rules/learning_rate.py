@@ -3,6 +3,9 @@
 Contract: section D.
 """
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -39,8 +42,17 @@ def preheat(
     -0.5; the arguments are those of adamw_bfloat16's schedule.
     """
     top = as_nonnegative("preheat", "learning_rate", learning_rate)
-    rate_at = preheated(top, preheat_steps, decay_power, as_nonnegative, jnp.minimum)
-    return lambda count: rate_at(jnp.asarray(count).astype(jnp.float32))
+    return functools.partial(
+        _of_float32, preheated(top, preheat_steps, decay_power, as_nonnegative, _minimum)
+    )
+
+
+def _of_float32(rate_at: optax.Schedule, count: jax.typing.ArrayLike) -> jax.Array:
+    return rate_at(jnp.asarray(count).astype(jnp.float32))  # pyright: ignore[reportReturnType]
+
+
+def _minimum(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.minimum(x, y)  # which a pickle does not hold
 
 
 scale_by_learning_rate = transform_of(ScaleByLearningRate)

@@ -31,11 +31,14 @@ def preheated(
     if not steps:
         raise ValueError("preheat: preheat_steps=0 is no rise. Use 1 to start at the top.")
 
-    def schedule(count: Scalar) -> Scalar:
-        x = (count + 1) / steps
-        return top * minimum(x, x**-fall)
+    return functools.partial(_rate_at, top, steps, fall, minimum)
 
-    return schedule
+
+def _rate_at(
+    top: Scalar, steps: Scalar, fall: Scalar, minimum: Callable[..., Scalar], count: Scalar
+) -> Scalar:
+    x = (count + 1) / steps
+    return top * minimum(x, x**-fall)
 
 
 class ScaleByLearningRate(Rule):
