@@ -270,6 +270,17 @@ def test_a_quarter_of_a_weights_gradients_below_the_range_of_one_pass_is_spoken_
         assert "Embeddings of language models have such gradients. Use the recipe eight_bit" in lines[0]
 
 
+def test_gradients_below_the_range_are_spoken_of_once_though_their_share_changes(caplog):
+    p = torch.nn.Parameter(torch.zeros(64, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([("w", p)], recipe="one_pass", compile=False)
+    for step in range(1, 11):
+        p.grad = torch.ones_like(p)
+        p.grad[: 64 - step] = 1e-8
+        optimizer.step()
+    (line,) = said(caplog)
+    assert "98% of them" in line
+
+
 @pytest.mark.parametrize(("gradient", "is_said"), [(2.0**-10, False), (2.0**-30, True)])
 def test_the_range_of_one_pass_is_that_of_gradients_without_their_scale(gradient, is_said, caplog):
     """Times 2^18: the first would then be 256, and the second 2^-12."""

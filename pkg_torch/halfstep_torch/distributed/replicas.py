@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.seeds import LinkSeed
-from halfstep_torch.say_once import say_once
+from halfstep_torch.say_once import Advice, say_once
 
 # How often this process has compared replicas of one kind: a second run of a model is not the first.
 _COMPARED: collections.Counter = collections.Counter()
@@ -78,11 +78,12 @@ def compare_gradients(caller: str, store: Any, rank: int, key: str, slots: Seque
     report = _digest([*map(_corner, _grads(slots)), *map(_sum_of_bits, _grads(slots))])
     first = json.loads(store.compare_set(f"{key}/{step}", "", json.dumps([rank, report])))
     if first[1] != report:
-        say_once(
+        text = (
             f"{caller}: replicas of a model on ranks {first[0]} and {rank} have different gradients at step "
             f"{step}. If they still train one model, their counts of steps have come apart, as after join "
             "with uneven inputs, and they round weights differently. Load one rank's state_dict on all ranks."
         )
+        say_once(Advice(f"{caller}: counts of replicas", text))
 
 
 def _store() -> Any:  # a torch.distributed.Store, which some builds of torch lack; or None

@@ -19,7 +19,7 @@ from halfstep_torch.engine.groups import Owner
 from halfstep_torch.leaves.names import parameters_by_leaf
 from halfstep_torch.links.link import is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.say_once import say_once
+from halfstep_torch.say_once import Advice, say_once
 from halfstep_torch.storage.ends import count_at_ends
 from halfstep_torch.weights.weight_rule import NearestWeights
 
@@ -151,7 +151,7 @@ def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
     for (key, dtype), by_name in counted.items():
         low, high, size = map(sum, zip(*by_name.values(), strict=True))
         if problem := at_ends(key, dtype, low / max(size, 1), high / max(size, 1), worst_of(by_name)):
-            say_once(f"{caller}: {problem}")
+            say_once(Advice(f"{caller}: ends of {key} in {dtype}", f"{caller}: {problem}"))
 
 
 def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
@@ -168,7 +168,7 @@ def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
         counts = torch.stack([_outside(slot.grad, *(scale * x for x in limits(dtype))) for slot in slots])
         rows = zip(slots, counts.tolist(), strict=True)
         if problem := gradients_outside(dtype, {slot.name: tuple(row) for slot, row in rows}):
-            say_once(f"{caller}: {problem}")
+            say_once(Advice(f"{caller}: gradients outside of {dtype}", f"{caller}: {problem}"))
 
 
 def _warn_of_rates(caller: str, batches: Iterable[Batch]) -> None:
@@ -182,7 +182,7 @@ def _warn_of_rates(caller: str, batches: Iterable[Batch]) -> None:
             known = (choices.first_lr, group.entries.get("initial_lr"), group.entries.get("max_lr"))
             before = max(before, *(float(x) for x in known if x is not None))
             if problem := rate_that_rose(rate, before, _KNOW_THE_RATE):
-                say_once(f"{caller}: {problem}")
+                say_once(Advice(f"{caller}: a rate that rose", f"{caller}: {problem}"))
         choices.stepped_lr = max(choices.stepped_lr, rate)
 
 
