@@ -40,9 +40,10 @@ NO_UNIT = (
 )
 NO_BOUND = (
     "mu_dtype has no scale and holds up to 7.5, and mu reaches {} roots of nu at b1={} and b2={}. "
-    'Use mu_dtype=relative("int8", 128) with nu_dtype=scaled("uroot8"), or the recipe four_bit or '
+    '{} mu_dtype=relative("int8", 128) with nu_dtype=scaled("uroot8"), or the recipe four_bit or '
     "sixteen_bit: these take any rates."
 )
+FROM_99 = "At this b2 use b1 from 0.99 to 0.99, constant or in a schedule, or"
 STOPS = (
     "nu_dtype=uroot4_e4m4 stops at its largest number, and no first moment in its units stops with it: after "
     'a spike steps would be thousands of lr long. Use mu_dtype=relative("mulaw8") of adam or lamb, or '
@@ -89,11 +90,14 @@ VALUES = {
         ({"nu_dtype": scaled("int8")}, f"nu_dtype=int8 {LOSES}"),
         *(({"nu_dtype": codebook(name)}, f"nu_dtype={name} {LOSES}") for name in ("dynamic8", "dynamic4")),
         ({"nu_dtype": relative("int8")}, NO_UNIT.format("nu_dtype", "nu")),
-        ({"mu_dtype": relative("int8"), "b2": 0.9999}, NO_BOUND.format(22.9, 0.9, 0.9999)),
-        ({"mu_dtype": relative("int8"), "b1": 0.99, "b2": 0.9}, NO_BOUND.format("inf", 0.99, 0.9)),
+        ({"mu_dtype": relative("int8"), "b2": 0.9999}, NO_BOUND.format(22.9, 0.9, 0.9999, FROM_99)),
+        (
+            {"mu_dtype": relative("int8"), "b1": 0.99, "b2": 0.9},
+            NO_BOUND.format("inf", 0.99, 0.9, "Are b1 and b2 swapped? Otherwise use"),
+        ),
         (
             {"mu_dtype": relative("mulaw8"), "nu_dtype": "uroot4_e4m4", "b2": 0.9999},
-            NO_BOUND.format(22.9, 0.9, 0.9999),
+            NO_BOUND.format(22.9, 0.9, 0.9999, FROM_99),
         ),
         ({"nu_dtype": "uroot4_e4m4"}, STOPS),
         ({"mu_dtype": relative("int8", 128), "nu_dtype": "uroot4_e4m4"}, STOPS),

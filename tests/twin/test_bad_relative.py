@@ -6,6 +6,7 @@ import torch
 
 import halfstep_jax
 import halfstep_torch
+from halfstep.storage.relative import LARGEST_BOUND, bound, rates_within
 from on_torch.steps import step_by_ones
 
 PACKAGES = {"jax": halfstep_jax, "torch": halfstep_torch}
@@ -91,3 +92,11 @@ def test_a_second_moment_of_18_binades_is_warned_of(name):
     ):
         build(name, "scale_by_adam", nu_dtype=fmt)
     build(name, "scale_by_adam", mu_dtype=fmt)
+
+
+@pytest.mark.parametrize("b2", [0.9, 0.95, 0.98, 0.999, 0.9999, 0.99999])
+def test_the_rates_that_a_message_names_are_within_the_bound_and_no_others_are(b2):
+    ends = rates_within(b2)
+    for b1 in (n / 100 for n in range(100)):
+        fits = ends is not None and ends[0] <= b1 <= ends[1]
+        assert fits == (bound(b1, b2) <= LARGEST_BOUND)

@@ -12,7 +12,7 @@ from halfstep.did_you_mean import did_you_mean, listed
 from halfstep.hyperparameters import Scalar
 from halfstep.rule import Moment
 from halfstep.storage.formats import Format
-from halfstep.storage.relative import LARGEST_BOUND, bound
+from halfstep.storage.relative import LARGEST_BOUND, bound, rates_within
 from halfstep.storage.state_dtypes import default_format, scaled
 
 AMPLIFIED = scaled("float16", 128)
@@ -174,11 +174,15 @@ def check_unit(
     b1, b2 = map(float, rates)
     largest = bound(b1, b2)
     if largest > LARGEST_BOUND:
-        dtype = dtype_argument(moment)
+        dtype, ends, way = dtype_argument(moment), rates_within(b2), "Use"
+        if b1 > b2:
+            way = f"Are {names[0]} and {names[1]} swapped? Otherwise use"
+        elif ends:
+            way = f"At this {names[1]} use {names[0]} from {ends[0]} to {ends[1]}, constant or in a schedule, or"
         raise ValueError(
             f"{caller}: {dtype} has no scale and holds up to {LARGEST_BOUND}, and {moment.name} reaches "
             f"{largest:.3g} roots of {unit.name} at {names[0]}={b1:.7g} and {names[1]}={b2:.7g}. "
-            f'Use {dtype}=relative("int8", 128) with {dtype_argument(unit)}=scaled("uroot8"), or the recipe '
+            f'{way} {dtype}=relative("int8", 128) with {dtype_argument(unit)}=scaled("uroot8"), or the recipe '
             "four_bit or sixteen_bit: these take any rates."
         )
 

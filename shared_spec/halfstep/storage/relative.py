@@ -141,3 +141,14 @@ def bound(b1: float, b2: float) -> float:
     if b1 * b1 >= b2:
         return math.inf
     return (1 - b1) / math.sqrt((1 - b2) * (1 - b1 * b1 / b2))
+
+
+def rates_within(b2: float) -> tuple[float, float] | None:
+    """Return the ends, in hundredths, between which b1 keeps codes without a scale in bounds; None if none do.
+
+    Example:
+        >>> rates_within(0.999), rates_within(0.9999), rates_within(0.99999)
+        ((0.9, 0.99), (0.99, 0.99), None)
+    """
+    fits = [n / 100 for n in range(100) if bound(n / 100, b2) <= LARGEST_BOUND]
+    return (fits[0], fits[-1]) if fits else None
