@@ -1,5 +1,7 @@
 """What moments in units of a root, and second moments, are refused for: by both packages, alike."""
 
+import re
+
 import jax.numpy as jnp
 import pytest
 import torch
@@ -52,11 +54,15 @@ def test_the_count_stops_at_its_largest_value_in_both():
 def test_what_a_refusal_of_rates_advises_takes_them(name, recipe, rates):
     recipes, relative = PACKAGES[name].recipes, PACKAGES[name].relative
     advised = (
-        r'Use mu_dtype=relative\("int8", 128\) with nu_dtype=scaled\("uroot8"\), or the recipe four_bit or '
-        "sixteen_bit: these take any rates"
+        r" from (0\.9\d?) to 0\.99, constant or in a schedule, or mu_dtype=relative\(\"int8\", 128\) with "
+        r"nu_dtype=scaled\(\"uroot8\"\), or the recipe four_bit or sixteen_bit: these take any rates"
     )
-    with pytest.raises(ValueError, match=advised):
-        build(name, "scale_by_adam", **_moments(getattr(recipes, recipe)), **rates)
+    chosen = _moments(getattr(recipes, recipe))
+    with pytest.raises(ValueError, match=advised) as refused:
+        build(name, "scale_by_adam", **chosen, **rates)
+    chosen["mu_rounding"] = "stochastic"
+    for b1 in (float(re.search(advised, str(refused.value))[1]), 0.99):
+        build(name, "scale_by_adam", **chosen, b1=b1, b2=rates["b2"])
     for way_out in (recipes.eight_bit | {"mu_dtype": relative("int8", 128)}, recipes.four_bit):
         build(name, "scale_by_adam", **_moments(way_out), **rates)
 

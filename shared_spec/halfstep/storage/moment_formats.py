@@ -178,12 +178,13 @@ def check_unit(
         if b1 > b2:
             way = f"Are {names[0]} and {names[1]} swapped? Otherwise use"
         elif ends:
-            way = f"At this {names[1]} use {names[0]} from {ends[0]} to {ends[1]}, constant or in a schedule, or"
+            first, last = ends
+            way = f"At this {names[1]} use {names[0]} from {first} to {last}, constant or in a schedule, or"
         raise ValueError(
             f"{caller}: {dtype} has no scale and holds up to {LARGEST_BOUND}, and {moment.name} reaches "
             f"{largest:.3g} roots of {unit.name} at {names[0]}={b1:.7g} and {names[1]}={b2:.7g}. "
-            f'{way} {dtype}=relative("int8", 128) with {dtype_argument(unit)}=scaled("uroot8"), or the recipe '
-            "four_bit or sixteen_bit: these take any rates."
+            f'{way} {dtype}=relative("int8", 128) with {dtype_argument(unit)}=scaled("uroot8"), or the '
+            "recipe four_bit or sixteen_bit: these take any rates."
         )
 
 

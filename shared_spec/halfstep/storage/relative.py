@@ -144,7 +144,7 @@ def bound(b1: float, b2: float) -> float:
 
 
 def rates_within(b2: float) -> tuple[float, float] | None:
-    """Return the ends, in hundredths, between which b1 keeps codes without a scale in bounds; None if none do.
+    """Return the least and the largest b1, in hundredths, that codes without a scale take; None if none.
 
     Example:
         >>> rates_within(0.999), rates_within(0.9999), rates_within(0.99999)
