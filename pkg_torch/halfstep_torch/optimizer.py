@@ -19,7 +19,7 @@ from halfstep_torch.engine.group_checks import check_choices, choices_of, read_g
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of, shown_rates
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.signals import SignalsWait, between_steps, call_untraced, undisturbed
+from halfstep_torch.engine.signals import SignalsWait, between_steps, call_untraced, undisturbed, unwrapped
 from halfstep_torch.engine.step_warnings import warn_of_nothing, warn_of_step
 from halfstep_torch.launch import Launch, Parameters
 from halfstep_torch.leaves.checks import check_params
@@ -423,8 +423,10 @@ class Optimizer(torch.optim.Optimizer):
         return [list(zip(group.links, group.values, strict=True)) for group in groups]
 
 
-def check_optimizer(caller: str, optimizer: object) -> None:
-    """Raise TypeError for an optimizer of another package."""
+def check_optimizer(caller: str, optimizer: object) -> Optimizer:
+    """Return the optimizer, also one inside a wrapper; raise TypeError for one of another package."""
+    optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, Optimizer):
         way_out = getattr(optimizer, "alternative", "Pass a halfstep_torch optimizer.")
         raise TypeError(f"{caller}: optimizer is {type(optimizer).__name__}. {way_out}")
+    return optimizer

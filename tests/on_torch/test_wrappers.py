@@ -82,3 +82,41 @@ def test_nothing_stands_after_a_link_that_stores_weights():
 def test_extra_bits_are_8_or_16(bits):
     with pytest.raises(ValueError, match=r"is not 8 or 16\. Use 16 for all of float32, 8 for 24 bits"):
         hs.split_params(hs.scale_by_learning_rate(1.0), bits)
+
+
+class Accelerated(torch.optim.Optimizer):
+    """As accelerate's AcceleratedOptimizer: a torch optimizer that holds the one of the user."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+
+def test_tools_take_the_optimizer_of_a_trainer(tmp_path):
+    model = torch.nn.Linear(8, 4).bfloat16()
+    ours = hs.AdamW(model.named_parameters(), param_storage="split16", compile=False)
+    model(torch.ones(2, 8).bfloat16()).sum().backward()
+    ours.step()
+    theirs = Accelerated(Accelerated(ours))
+    assert str(hs.describe(theirs)) == str(hs.describe(ours))
+    assert hs.memory_report(model, theirs) == hs.memory_report(model, ours)
+    assert hs.diagnose(model, theirs).updates_lost == 0
+    weights = hs.float32_params(theirs)
+    hs.set_float32_params(theirs, weights)
+    hs.save_state(tmp_path / "a", model, theirs)
+    hs.load_state(tmp_path / "a", model, theirs)
+    hs.load_float32_state_dict(theirs, hs.float32_state_dict(theirs))
+    assert all(torch.equal(w, weights[name]) for name, w in hs.float32_params(ours).items())
+    with pytest.raises(TypeError, match=r"describe: optimizer is SGD\. Pass a halfstep_torch optimizer"):
+        hs.describe(Accelerated(torch.optim.SGD(model.parameters())))
+    codes = hs.AdamW(model.float().named_parameters(), param_storage="int8", compile=False)
+    assert sorted(hs.stored_params(Accelerated(codes))) == ["bias", "weight"]
+    schedule_free = hs.AdamWScheduleFree(model.named_parameters())
+    assert len(hs.schedule_free_eval_params(Accelerated(schedule_free))) == 2
+    model.zero_grad()
+    handle = hs.release_gradients(Accelerated(schedule_free))
+    assert schedule_free.release is handle
+    handle.remove()

@@ -71,7 +71,7 @@ def float32_state_dict(optimizer: Optimizer) -> StateDict:
 
     Source: ours.
     """
-    check_optimizer("float32_state_dict", optimizer)
+    optimizer = check_optimizer("float32_state_dict", optimizer)
     optimizer.check_loaded()
     groups, state, index = [], {}, 0
     states = decoded_states(optimizer, set(optimizer.state))
@@ -136,7 +136,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: SavedState) -> Non
     Source: ours.
     """
     caller = "load_float32_state_dict"
-    check_optimizer(caller, optimizer)
+    optimizer = check_optimizer(caller, optimizer)
     way_out = "Pass what state_dict() of torch.optim.AdamW, or float32_state_dict, returned."
     check_form(caller, state_dict, way_out)
     saved_groups = list(state_dict["param_groups"])

@@ -53,7 +53,7 @@ def float32_params(optimizer: Optimizer) -> Weights:
 
     Source: contract P4, P5.
     """
-    check_optimizer("float32_params", optimizer)
+    optimizer = check_optimizer("float32_params", optimizer)
     optimizer.check_loaded()
     values: dict[str | int, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
@@ -105,7 +105,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     Source: contract P1, P4, P5.
     """
     caller = "set_float32_params"
-    check_optimizer(caller, optimizer)
+    optimizer = check_optimizer(caller, optimizer)
     parameters = list(_parameters(optimizer))
     # By name, or by place.
     given: dict[Any, Tensor] = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))

@@ -80,6 +80,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     Source: ours (contract T).
     """
     caller = "save_state"
+    optimizer = check_optimizer(caller, optimizer)
     weights, stepped = _parameters(caller, model, optimizer)
     optimizer.check_loaded()
     meshes = list(by_mesh(filter(is_sharded, weights.values())))
@@ -130,6 +131,7 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     Source: ours (contract T).
     """
     caller = "load_state"
+    optimizer = check_optimizer(caller, optimizer)
     weights, stepped = _parameters(caller, model, optimizer)
     header, arrays = read_state_file(caller, path)
     recipes: dict[str, Recipe] = {leaf: [] for leaf in weights}
@@ -163,7 +165,6 @@ def _parameters(
     caller: str, model: torch.nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, _Stepped]]:
     """Return the parameters of a model by leaf name, and those that are optimized."""
-    check_optimizer(caller, optimizer)
     groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
     links = optimizer.bound_links()
     stepped = {

@@ -75,7 +75,7 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
 
     Source: ours (contract P8).
     """
-    check_optimizer("stored_params", optimizer)
+    optimizer = check_optimizer("stored_params", optimizer)
     optimizer.check_loaded()
     given, stored = given_names(optimizer.param_groups), {}
     for name, (leaf, param, plan) in zip(given, optimizer.plans(), strict=True):

@@ -53,10 +53,16 @@ def between_steps(call: Callable[_Arguments, _Returned]) -> Callable[_Arguments,
 
 def _locks(arguments: Iterable[object]) -> Iterator[Any]:  # of optimizers, also inside wrappers
     for x in arguments:
-        while isinstance(getattr(x, "optimizer", None), torch.optim.Optimizer):
-            x = getattr(x, "optimizer", None)  # as accelerate wraps one
+        x = unwrapped(x)
         if isinstance(x, torch.optim.Optimizer) and hasattr(x, "_lock"):
             yield getattr(x, "_lock", None)
+
+
+def unwrapped(optimizer: object) -> object:
+    """Return the optimizer inside a wrapper, as that of accelerate or Lightning; anything else as it is."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def call_untraced(step: Callable[[], None]) -> None:

@@ -181,7 +181,7 @@ def _clip(name: str, param: Tensor, max_norm: float | Tensor) -> None:
 
 
 def _checked(optimizer: Optimizer) -> Optimizer:
-    check_optimizer(_FUNCTION, optimizer)
+    optimizer = check_optimizer(_FUNCTION, optimizer)
     optimizer.check_single_steps(
         _FUNCTION, "but gradient release frees them one by one", "step after backward"
     )

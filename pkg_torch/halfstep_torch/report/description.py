@@ -54,7 +54,7 @@ def describe(optimizer: Optimizer) -> Description:
 
     Source: ours.
     """
-    check_optimizer("describe", optimizer)
+    optimizer = check_optimizer("describe", optimizer)
     return Description(tuple(row for _, rows in described(optimizer) for row in rows))
 
 

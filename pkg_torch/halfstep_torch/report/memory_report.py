@@ -39,7 +39,7 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer | None = None) ->
     """
     if optimizer is None:
         raise TypeError("memory_report: the optimizer is missing. Pass the model, then the optimizer.")
-    check_optimizer("memory_report", optimizer)
+    optimizer = check_optimizer("memory_report", optimizer)
     plans = {param: plan for _, param, plan in optimizer.plans()}
     states = {
         param: {**array_bytes(optimizer, param, plan), STEP: (torch.int64.itemsize,) * 2}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.engine.signals import unwrapped
 from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer
@@ -40,8 +41,7 @@ Change = Callable[[Tensor], Tensor]
 
 def any_optimizer(caller: str, optimizer: Any) -> torch.optim.Optimizer:  # or what wraps one
     """Return the optimizer of any library inside a wrapper; refuse other objects."""
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer  # as accelerate wraps one
+    optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{caller}: optimizer is {type(optimizer).__name__}. Pass a torch.optim.Optimizer.")
     return optimizer

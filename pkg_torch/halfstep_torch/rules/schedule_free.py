@@ -63,7 +63,7 @@ def schedule_free_eval_params(optimizer: Optimizer) -> Weights:
     Source: see `scale_by_schedule_free` (contract A17).
     """
     caller = "schedule_free_eval_params"
-    check_optimizer(caller, optimizer)
+    optimizer = check_optimizer(caller, optimizer)
     links = [link for group in optimizer.bound_links() for link, _ in group]
     if not any(link.name == ScaleByScheduleFree.name for link in links):
         raise ValueError(
