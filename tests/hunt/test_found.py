@@ -72,7 +72,7 @@ def test_a_first_infinite_gradient_of_adan_makes_its_difference_nan():
     setting = Setting("adan", "float32", "stochastic", tuple(kinds.items()), options, "", (("w", ()),))
     numbers = Numbers({"b1": 0.9, "b2": 0.9, "b3": 0.9, "eps": 1e-8}, 1e-3, 0.1, 0)
     for draw_seed in range(20):
-        follow(Jax, setting, numbers, draw_seed, ["near 1", "special"], LEAST)
+        follow(Jax, setting, numbers, draw_seed, ["near 1", "special"], least=LEAST)
 
 
 @pytest.mark.parametrize("run", [Torch, Jax])
@@ -127,7 +127,7 @@ _SUBNORMAL = Setting(
 def test_jax_may_differ_where_a_number_is_subnormal_and_nowhere_else(monkeypatch):
     """Rounding left a number out; times an `eps` of 1e-30 it is subnormal. XLA stores 0.0 for -0.0 (A8)."""
     rates = {"b1": 0.9, "b2": 0.95, "eps": 1e-30, "eps_root": 0.0}
-    example = (Jax, _SUBNORMAL, Numbers(rates, 1e-3, 0.1, 0), 1, ["near 1", "zero"], LEAST)
+    example = (Jax, _SUBNORMAL, Numbers(rates, 1e-3, 0.1, 0), 1, ["near 1", "zero"], (), LEAST)
     follow(*example)
 
     def with_a_wrong_bit(self):

@@ -47,10 +47,10 @@ def follow(
     numbers: Numbers,
     draw_seed: int,
     kinds: list[str],
-    edits: list[str],
+    edits: list[str] | tuple[()] = (),
     least: float = 0.0,
 ) -> None:
-    """Take a step per kind of gradient beside the reference, and compare after each; then edit the weights.
+    """Take a step per kind of gradient beside the reference, and compare after each; then edit weights.
 
     Where JAX differs because XLA on a CPU takes subnormals for zeros (contract A8), the run ends.
     """
@@ -77,6 +77,8 @@ def follow(
                 if run is Jax and differ_by_subnormals(given.arrays(), due.arrays(), without.arrays()):
                     return
                 raise
+            if not edits:
+                continue
             weights = {
                 name: edited(edits[t % len(edits)], p, setting.dtype, draw_seed + t, least)
                 for name, p in due.params.items()
