@@ -1,10 +1,13 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from halfstep.requirements import needs
 
 needs("halfstep_jax", "jax", "jax", "optax")
 
 from halfstep import recipes
+from halfstep.other_names import no_attribute
 from halfstep.public_names import name_by_package
 from halfstep.random_words import Role, leaf_id
 from halfstep.rule import Rule, decay_rate, moment, number, option
@@ -170,6 +173,12 @@ __all__ = [
     "trace",
 ]
 name_by_package(globals(), __all__)
+
+if not TYPE_CHECKING:  # a checker knows what there is
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise AttributeError, with the name that users of other libraries look for."""
+        raise no_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

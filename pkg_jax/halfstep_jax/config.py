@@ -33,7 +33,7 @@ def from_config(config: str | Arguments) -> optax.GradientTransformationExtraArg
     package = vars(sys.modules["halfstep_jax"])
     optimizers = {key: package[key] for key in package["__all__"] if _is_alias(key, package[key])}
     optimizers["AdamWScheduleFree"] = optimizers["schedule_free_adamw"]  # its name in torch
-    return chosen("from_config", name, optimizers, arguments)(**arguments)
+    return chosen("from_config", name, optimizers, arguments, "halfstep_jax")(**arguments)
 
 
 def _is_alias(name: str, value: object) -> bool:

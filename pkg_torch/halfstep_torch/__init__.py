@@ -7,11 +7,14 @@
 >>> optimizer.step(zero_grad=True)
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from halfstep.requirements import needs
 
 needs("halfstep_torch", "torch", "torch")
 
 from halfstep import Rule, decay_rate, moment, number, option, recipes
+from halfstep.other_names import no_attribute
 from halfstep.public_names import name_by_package
 from halfstep.random_words import Role, leaf_id
 from halfstep.version import __version__ as __version__
@@ -142,6 +145,12 @@ __all__ = [
     "trace",
 ]
 name_by_package(globals(), __all__)
+
+if not TYPE_CHECKING:  # a checker knows what there is
+
+    def __getattr__(name: str) -> NoReturn:
+        """Raise AttributeError, with the name that users of other libraries look for."""
+        raise no_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -4,12 +4,12 @@ Case and underscores of the name do not count. Arguments in a text are literals:
 """
 
 import ast
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from halfstep.hyperparameters import Arguments
+from halfstep.other_names import advice_on_argument, advice_on_name, plain
 
 T = TypeVar("T", bound=Callable)
 
@@ -56,35 +56,29 @@ def read_config(caller: str, config: object) -> tuple[str, Arguments]:
     )
 
 
-def chosen(caller: str, name: str, optimizers: Mapping[str, T], arguments: Iterable[str]) -> T:
+def chosen(caller: str, name: str, optimizers: Mapping[str, T], arguments: Iterable[str], package: str) -> T:
     """Return what has a name, whatever its case and underscores, once it takes the arguments.
 
     Raises:
         ValueError: if nothing has the name, or it lacks one of the arguments, or needs another.
     """
-    by_name = {_plain(other): other for other in optimizers}
-    if _plain(name) not in by_name:
-        names = ", ".join(sorted(optimizers))
-        raise ValueError(f"{caller}: {name!r} names no optimizer. Use one of {names}.")
-    found = optimizers[by_name[_plain(name)]]
+    by_name = {plain(other): other for other in optimizers}
+    if plain(name) not in by_name:
+        advice = advice_on_name(name, optimizers, package) or f"Use one of {', '.join(sorted(optimizers))}."
+        raise ValueError(f"{caller}: {name!r} names no optimizer. {advice}")
+    name = by_name[plain(name)]
+    found = optimizers[name]
     parameters = inspect.signature(found).parameters
     takes = [key for key in parameters if key not in ("params", "self")]
     for key in arguments:
         if key not in takes:
-            meant = difflib.get_close_matches(key, takes, 1)
-            advice = f"Did you mean {meant[0]}?" if meant else f"It has {', '.join(takes)}."
-            raise ValueError(f"{caller}: {by_name[_plain(name)]} has no argument {key!r}. {advice}")
+            advice = advice_on_argument(key, takes)
+            raise ValueError(f"{caller}: {name} has no argument {key!r}. {advice}")
     needed = [key for key in takes if parameters[key].default is inspect.Parameter.empty]
     if missing := [key for key in needed if key not in arguments and _is_one(parameters[key])]:
-        raise ValueError(
-            f"{caller}: {by_name[_plain(name)]} needs {missing[0]}. Add {missing[0]}=... to the config."
-        )
+        raise ValueError(f"{caller}: {name} needs {missing[0]}. Add {missing[0]}=... to the config.")
     return found
 
 
 def _is_one(parameter: inspect.Parameter) -> bool:
     return parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").replace("-", "").lower()

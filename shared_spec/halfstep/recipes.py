@@ -17,19 +17,19 @@ Contract: F1, F5, F6, F12 to F19.
 
 import functools
 import inspect
-import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from halfstep.did_you_mean import did_you_mean, listed
 from halfstep.hyperparameters import Arguments
+from halfstep.other_names import advice_on_argument
 from halfstep.rule import Moment
 from halfstep.storage.formats import Format
 from halfstep.storage.moment_formats import AMPLIFIED, Rounding
 from halfstep.storage.relative import relative
 from halfstep.storage.state_dtypes import scaled
-from halfstep.weight_storage import FED_BACK, ParamStorage
+from halfstep.weight_storage import FED_BACK, PARAM_STORAGES, ParamStorage
 
 
 class Settings(TypedDict, total=False):
@@ -129,20 +129,11 @@ def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Call
     return decorate
 
 
-_OTHER_NAMES = (
-    {"b1": "betas=(b1, b2)", "b2": "betas=(b1, b2)", "learning_rate": "lr", "accumulator_dtype": "mu_dtype"},
-    {"betas": "b1=..., b2=...", "lr": "learning_rate", "momentum_dtype": "mu_dtype"},
-)
-# Arguments of one framework that users of the other know, and of other libraries.
-
-
 def _check_names(caller: str, options: Arguments, parameters: Mapping[str, object]) -> None:
     """Refuse an argument that there is not, with the right one."""
+    takes = [name for name in parameters if name != "self"]
     for name in options.keys() - parameters.keys() - {"recipe", "mu_dtype", "nu_dtype", "param_storage"}:
-        meant = [x[name] for x in _OTHER_NAMES if name in x and re.match(r"\w+", x[name])[0] in parameters]  # pyright: ignore
-        say = f"Did you mean {meant[0]}? " if meant else did_you_mean(name, parameters).replace('"', "")
-        known = f"Its arguments are {', '.join(x for x in parameters if x != 'self')}."
-        raise TypeError(f"{caller}: there is no argument {name}. {say.strip() or known}")
+        raise TypeError(f"{caller}: there is no argument {name}. {advice_on_argument(name, takes)}")
 
 
 def _check_arguments(
@@ -185,6 +176,8 @@ def settings(
     if recipe not in offered:
         why = "does not apply: it is for Adam and LAMB" if recipe in recipes else "is not a recipe"
         meant = "" if recipe in recipes else did_you_mean(recipe, offered)
+        if not (meant or recipe in recipes) and stores_weights:
+            meant = did_you_mean(recipe, PARAM_STORAGES).replace("mean ", "mean param_storage=")
         raise ValueError(f"{caller}: recipe={recipe!r} {why}. {meant}Use {listed(offered)}.")
     chosen = recipes[recipe]
     given = {name: x for name, x in chosen.items() if name == "param_storage"}

@@ -47,7 +47,12 @@ def test_a_config_names_an_optimizer_in_jax():
 
 
 BAD = {
-    "adamv": "'adamv' names no optimizer. Use one of ",
+    "adamv": r"'adamv' names no optimizer\. Did you mean Adam\?",
+    "xyz": r"'xyz' names no optimizer\. Use one of ",
+    "AdamW8bit": r"'AdamW8bit' names no optimizer\. Use AdamW\(\.\.\., recipe=\"eight_bit\"\)\.",
+    "rmsprop": r"'rmsprop' names no optimizer\. Use round_weights\(\.\.\.\)",
+    "AdamW(learning_rate=1e-3)": r"AdamW has no argument 'learning_rate'\. Did you mean lr\?",
+    "AdamW(kahan_sum=True)": r'no argument \'kahan_sum\'\. Use param_storage="compensated"\.',
     "AdamW(lr=1e-3, recip='one_pass')": r"AdamW has no argument 'recip'\. Did you mean recipe\?",
     "AdamW(__import__('os').getcwd())": "is not a name with arguments by name that are literals",
     "AdamW(lr=__import__('os').getcwd())": "is not a name with arguments by name that are literals",
@@ -76,7 +81,7 @@ def test_other_bad_configs_are_refused():
             package.from_config(3)
     with pytest.raises(ValueError, match=r"^from_config: adamw needs learning_rate\. Add learning_rate="):
         halfstep_jax.from_config("adamw")
-    with pytest.raises(ValueError, match=r"^from_config: adamw has no argument 'lr'"):
+    with pytest.raises(ValueError, match=r"^from_config: adamw has no argument 'lr'\. Did you mean learning"):
         halfstep_jax.from_config("adamw(lr=1e-3)")
     for name in ("scale_by_adam", "preheat"):  # a link, and a schedule
         with pytest.raises(ValueError, match=f"'{name}' names no optimizer"):

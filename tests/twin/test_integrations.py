@@ -107,7 +107,9 @@ def test_the_factory_of_the_trainer_reads_its_arguments(monkeypatch, caplog):
 
     module(monkeypatch, "transformers", Trainer=Trainer)
     import halfstep_torch as hs
+    from halfstep_torch.say_once import say_once
 
+    say_once.cache_clear()
     arguments = types.SimpleNamespace(
         learning_rate=2e-5, weight_decay=0.1, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-7
     )

@@ -3,6 +3,8 @@
 import re
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 import torch
 
@@ -108,12 +110,69 @@ def test_completion_offers_the_public_names_alone(package):
         (torch_adamw, {"weight_decai": 0.1}, r"no argument weight_decai\. Did you mean weight_decay\?$"),
         (torch_adamw, {"zzz": 0.1}, r"no argument zzz\. Its arguments are params, lr, betas, eps"),
         (jax_adamw, {"betas": (0.9, 0.99)}, r"no argument betas\. Did you mean b1=\.\.\., b2=\.\.\.\?$"),
+        (
+            torch_adamw,
+            {"stochastic_rounding": True},
+            r'by default: param_storage="stochastic"\. Leave it out\.$',
+        ),
+        (torch_adamw, {"bf16_stochastic_round": True}, r'param_storage="stochastic"\. Leave it out\.$'),
+        (torch_adamw, {"optim_bits": 8}, r'no argument optim_bits\. Use recipe="eight_bit"\.$'),
+        (torch_adamw, {"kahan_sum": True}, r'Use param_storage="compensated"\.$'),
+        (
+            torch_adamw,
+            {"master_weight_bits": 24},
+            r'param_storage="split8" for 24 bits, or "split16"',
+        ),
+        (torch_adamw, {"block_size": 64}, r'nu_dtype=scaled\("uroot8", 128, min_size=4096\)\.$'),
+        (torch_adamw, {"is_paged": True}, r"halfstep has nothing for it\. Leave it out\.$"),
+        (torch_adamw, {"recipe": "kahan"}, r'Did you mean param_storage="compensated"\?'),
+        (jax_adamw, {"optim_bits": 8}, r'no argument optim_bits\. Use recipe="eight_bit"\.$'),
+        (jax_adamw, {"beta1": 0.9}, r"adamw: there is no argument beta1\. Did you mean b1\?$"),
         (jax_adamw, {"lr": 0.1}, r"adamw: there is no argument lr\. Did you mean learning_rate\?$"),
     ],
 )
 def test_an_argument_of_the_other_framework_is_told_the_right_one(make, given, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make(**given)
+
+
+NAMES = {
+    "AdamW8bit": ('Use AdamW(..., recipe="eight_bit").', 'Use adamw(..., recipe="eight_bit").'),
+    "PagedAdamW_8bit": ('Use AdamW(..., recipe="eight_bit").', 'Use adamw(..., recipe="eight_bit").'),
+    "adamw4bit": ('Use AdamW(..., recipe="four_bit").', 'Use adamw(..., recipe="four_bit").'),
+    "AdamWBF16": ("Use AdamW(...).", "Use adamw(...)."),
+    "FusedAdam": ("Did you mean Adam?", "Did you mean adam?"),
+    "RMSprop": ("Use round_weights(...) around", 'Use store_params(..., "stochastic") around'),
+    "describ": ("Did you mean describe?", "Did you mean describe?"),
+    "zzz": ("'zzz'", "'zzz'"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_another_library_is_told_the_right_one(name):
+    for package, advice in zip((halfstep_torch, halfstep_jax), NAMES[name], strict=True):
+        with pytest.raises(AttributeError) as error:
+            getattr(package, name)
+        assert advice in str(error.value)
+        assert not hasattr(package, name)
+    for package, other, advice in ((halfstep_torch, "adamw", "AdamW"), (halfstep_jax, "AdamW", "adamw")):
+        with pytest.raises(AttributeError, match=rf"has no attribute '{other}'\. Did you mean {advice}\?"):
+            getattr(package, other)
+    assert not hasattr(halfstep_torch, "__wrapped__")
+
+
+def test_remedies_for_names_of_other_libraries_run():
+    p = torch.nn.Parameter(torch.ones(64, 128).bfloat16())
+    blocks = {"nu_dtype": halfstep_torch.scaled("uroot8", 128, min_size=4096)}
+    for way_out in (
+        blocks,
+        {"recipe": "eight_bit"},
+        *({"param_storage": x} for x in ("split8", "compensated")),
+    ):
+        halfstep_torch.AdamW([("p", p)], **way_out)
+    halfstep_torch.round_weights(torch.optim.RMSprop([("p", p)]))
+    tx = halfstep_jax.store_params(optax.rmsprop(1e-3), "stochastic")
+    tx.init({"w": jnp.ones(4, jnp.bfloat16)})
 
 
 MODEL = torch.nn.Linear(4, 4)

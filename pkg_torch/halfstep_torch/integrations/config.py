@@ -39,4 +39,6 @@ def from_config(config: str | Arguments) -> Callable[..., Optimizer]:
         if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
     }
     optimizers["schedule_free_adamw"] = AdamWScheduleFree  # its name in JAX
-    return functools.partial(chosen("from_config", name, optimizers, arguments), **arguments)
+    return functools.partial(
+        chosen("from_config", name, optimizers, arguments, "halfstep_torch"), **arguments
+    )

@@ -3,8 +3,8 @@
 import functools
 import inspect
 
-from halfstep.did_you_mean import did_you_mean
 from halfstep.hyperparameters import Arguments, Values, several
+from halfstep.other_names import advice_on_argument
 from halfstep.rule import Rule
 from halfstep.rules import learning_rate, trace, trust_ratio, weight_decay
 from halfstep.rules.named import Named
@@ -58,8 +58,9 @@ def _check_arguments(caller: str, arguments: Arguments, own: set[str]) -> None:
     """Raise TypeError for an argument that nothing reads, as of a subclass that misspells one."""
     known = {*own, *_OF_OPTIMIZER, *ASKS_FOR_NOTHING, "lr", "betas", "recipe", "seed"}
     for name in arguments.keys() - known - {"self", "__class__"}:
-        meant = did_you_mean(name, known).replace('"', "").strip()
-        raise TypeError(f"{caller}: nothing reads the argument {name}. {meant or 'Leave it out.'}")
+        raise TypeError(
+            f"{caller}: nothing reads the argument {name}. {advice_on_argument(name, sorted(known))}"
+        )
 
 
 def named_of(optimizer: type[Optimizer]) -> Named:
