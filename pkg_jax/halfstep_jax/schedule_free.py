@@ -73,7 +73,7 @@ def schedule_free_adamw(
     nu_dtype: StateDType | None = None,
     nu_rounding: Rounding = "stochastic",
     recipe: Recipe | None = None,
-    param_storage: ParamStorage = "stochastic",
+    param_storage: ParamStorage | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Schedule-free AdamW for weights in bfloat16, float16 or float32: no schedule, and no end to choose.

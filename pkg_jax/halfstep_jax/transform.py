@@ -28,6 +28,7 @@ from halfstep.storage.moment_formats import (
 from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
+from halfstep_jax.numbers.hyperparameters import check_static
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
@@ -136,12 +137,15 @@ def transform_of(
     rule: Callable[P, R], make: Callable[[R], optax.GradientTransformationExtraArgs] = as_transform
 ) -> Callable[P, optax.GradientTransformationExtraArgs]:
     """Return the function that makes transforms of a class of rules: its arguments and its docstring."""
+    signature, numbers = inspect.signature(rule), declared(rule).numbers
+    name = getattr(rule, "name", rule.__name__)
+    static = [field for field, x in signature.parameters.items() if x.annotation in (int, float)]
 
     def transform(*args: P.args, **options: P.kwargs) -> optax.GradientTransformationExtraArgs:
+        check_static(name, options, static)
         return make(rule(*args, **options))
 
-    published(transform, getattr(rule, "name", rule.__name__), docstring_of(rule))
-    signature, numbers = inspect.signature(rule), declared(rule).numbers
+    published(transform, name, docstring_of(rule))
     # Optax's tools look for schedules by this annotation.
     given = {
         name: optax.ScalarOrSchedule if name in numbers and numbers[name].schedule else field.annotation

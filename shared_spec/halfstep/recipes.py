@@ -119,7 +119,10 @@ def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Call
                 _check_names(caller, options, parameters)
             _check_arguments(caller, args, options, moments, stores_weights)
             if (recipe := options.get("recipe")) is not None:
-                options = {**settings(caller, recipe, moments, stores_weights, options), **options}
+                chosen = settings(caller, recipe, moments, stores_weights, options)
+                options = {**chosen, **_without_defaults(options, chosen, parameters)}
+            if "param_storage" in parameters and options.get("param_storage") is None:
+                options["param_storage"] = "stochastic"
             if not takes_it:
                 options.pop("recipe", None)
             return function(*args, **options)
@@ -127,6 +130,21 @@ def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Call
         return call  # pyright: ignore[reportReturnType]
 
     return decorate
+
+
+def _without_defaults(
+    options: Arguments, chosen: Arguments, parameters: Mapping[str, inspect.Parameter]
+) -> Arguments:
+    """Return arguments without settings of a recipe that are as by default: some callers pass all arguments.
+
+    Such as `optax.inject_hyperparams`, and command lines that are made of a signature.
+    """
+
+    def is_default(name: str, x: object) -> bool:
+        default = parameters[name].default if name in parameters else None
+        return x is default or (isinstance(x, str) and x == default)
+
+    return {name: x for name, x in options.items() if name not in chosen or not is_default(name, x)}
 
 
 def _check_names(caller: str, options: Arguments, parameters: Mapping[str, object]) -> None:

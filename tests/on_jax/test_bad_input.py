@@ -78,6 +78,14 @@ ROWS = [
     (lambda: hs.scale_by_adam(b2=jnp.asarray(0.999, BF16)), TypeError, f"scale_by_adam: b2 is a bfloat16 array; {_INJECT}"),
     (lambda: hs.scale_by_adam(eps=jnp.int32(0)), TypeError,
      "scale_by_adam: eps is an integer array (int32); hyperparameters are float32. Use a float, such as 1.0 for 1."),
+    (lambda: optax.inject_hyperparams(hs.muon)(1e-3).init(W), TypeError,
+     "muon: ns_steps and eps are arrays, as optax.inject_hyperparams makes numbers. "
+     "Pass it static_args=('ns_steps', 'eps')."),
+    (lambda: optax.inject_hyperparams(hs.adafactor)(1e-3).init(W), TypeError,
+     "adafactor: min_dim_size_to_factor and decay_offset are arrays, as optax.inject_hyperparams makes numbers. "
+     "Pass it static_args=('min_dim_size_to_factor', 'decay_offset')."),
+    (lambda: optax.inject_hyperparams(hs.scale_by_muon, static_args="ns_steps")().init(W), TypeError,
+     "scale_by_muon: eps is an array, as optax.inject_hyperparams makes numbers. Pass it static_args=('eps',)."),
     (lambda: injected(), TypeError, f"scale_by_adam: b1 is a bfloat16 array; {_INJECT}"),
     (lambda: hs.adamw(-0.1), ValueError, f"scale_by_learning_rate: learning_rate=-0.1 is negative. {_ASCEND}"),
     (lambda: update(hs.scale_by_learning_rate(lambda count: jnp.bfloat16(0.1)), G), TypeError,

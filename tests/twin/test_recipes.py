@@ -6,6 +6,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
@@ -125,6 +126,42 @@ def test_what_is_given_beside_a_recipe_wins():
     described = halfstep_jax.describe(tx, params)
     assert [described.of("w", name).format for name in ("mu", "nu")] == ["float32", "bfloat16"]
     assert described.of("w").why == "round_stochastically"
+
+
+def with_all_defaults(make):
+    """Return the arguments of a signature, as a caller passes them that reads it."""
+    fields = inspect.signature(make).parameters.values()
+    return {x.name: x.default for x in fields if x.default is not x.empty and x.kind is x.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(
+    "alias", ["adam", "adamw", "sgd", "lion", "adan", "ademamix", "lamb", "lamb16", "muon"]
+)
+def test_injecting_numbers_keeps_the_recipe(alias):
+    make, params = getattr(halfstep_jax, alias), {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
+    momentum = {"momentum": 0.9} if alias == "sgd" else {}
+    inject = optax.inject_hyperparams(
+        make, static_args=("beta", "eps", "ns_steps") if alias == "muon" else (), hyperparam_dtype=jnp.float32
+    )
+    for recipe in ("full_precision", "eight_bit"):
+        plain = halfstep_jax.describe(make(1e-3, recipe=recipe, **momentum), params)
+        injected = inject(learning_rate=1e-3, recipe=recipe, **momentum)
+        assert halfstep_jax.describe(injected, params) == plain, recipe
+
+
+@pytest.mark.parametrize(
+    "name", ["Adam", "AdamW", "SGD", "Lion", "Adan", "AdEMAMix", "Lamb", "Lamb16", "Muon"]
+)
+def test_arguments_as_by_default_leave_a_recipe_as_it_is(name):
+    make = getattr(halfstep_torch, name)
+    momentum = {"momentum": 0.9} if name == "SGD" else {}
+    for recipe in ("full_precision", "eight_bit"):
+        named = [(n, torch.nn.Parameter(torch.ones(64, 128).bfloat16())) for n in ("w", "head")]
+        plain, spelt_out = (
+            halfstep_torch.describe(make(named, **{**others, "recipe": recipe, **momentum}))
+            for others in ({}, with_all_defaults(make))
+        )
+        assert spelt_out == plain, recipe
 
 
 P = [("w", torch.nn.Parameter(torch.ones(64, 128).bfloat16()))]

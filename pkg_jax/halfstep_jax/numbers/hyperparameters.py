@@ -4,6 +4,7 @@ Contract: A4.
 """
 
 import functools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from halfstep import hyperparameters
-from halfstep.hyperparameters import Scalar
+from halfstep.hyperparameters import Arguments, Scalar
 
 
 def as_float32(caller: str, name: str, value):
@@ -57,3 +58,13 @@ def check_order(caller: str, low_name: str, low, high_name: str, high) -> None:
     """Refuse a lower bound above its upper bound, unless one is traced."""
     if not isinstance(low, Tracer) and not isinstance(high, Tracer):
         hyperparameters.check_order(caller, low_name, float(low), high_name, float(high))
+
+
+def check_static(caller: str, arguments: Arguments, names: Iterable[str]) -> None:
+    """Refuse arrays for numbers that `optax.inject_hyperparams` must pass on as they are."""
+    arrays = [name for name in names if isinstance(arguments.get(name), jax.Array)]
+    if arrays:
+        raise TypeError(
+            f"{caller}: {' and '.join(arrays)} {'are arrays' if len(arrays) > 1 else 'is an array'}, as "
+            f"optax.inject_hyperparams makes numbers. Pass it static_args={tuple(arrays)}."
+        )

@@ -7,7 +7,7 @@ import optax
 from halfstep.rules.adafactor import ClipByBlockRms, ScaleByFactoredRms, ScaleByParamBlockRms
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
-from halfstep_jax.numbers.hyperparameters import as_float32
+from halfstep_jax.numbers.hyperparameters import as_float32, check_static
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trace import trace
 from halfstep_jax.rules.weight_decay import Mask, add_decayed_weights
@@ -80,6 +80,7 @@ def adafactor(
 
     Source: as `scale_by_factored_rms`; arguments and the order of links are those of `optax.adafactor`.
     """
+    check_static("adafactor", locals(), ("min_dim_size_to_factor", "decay_offset"))
     links: list[optax.GradientTransformation] = [
         scale_by_factored_rms(
             factored, decay_rate, decay_offset, min_dim_size_to_factor, eps,

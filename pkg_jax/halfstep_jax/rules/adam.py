@@ -59,7 +59,7 @@ def adam(  # noqa: D417 (the others are its links')
     mu_rounding: Rounding = "auto",
     nu_rounding: Rounding = "stochastic",
     recipe: Recipe | None = None,
-    param_storage: ParamStorage | Literal["feedback"] = "stochastic",
+    param_storage: ParamStorage | Literal["feedback"] | None = None,
     nesterov: bool = False,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -74,13 +74,14 @@ def adam(  # noqa: D417 (the others are its links')
         learning_rate: a number >= 0, a float32 scalar array, or a schedule.
         recipe: the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they are
             not given.
-        param_storage: how 16-bit weights are stored. "stochastic" rounds them stochastically; "nearest" lets
-            `optax.apply_updates` round them, which drops small updates; "compensated" keeps the lost part
-            (see `compensate`). "split8" and "split16" keep further bits (see `split_params`), and "master"
-            keeps a float32 copy (see `keep_master_params`). Under these three the links see float32 weights,
-            and moments are float32 by default. "feedback" rounds stochastically too, and adds the rounding
-            error to the first moment, from which later steps add it. It takes no byte more (contract A21,
-            P9). It takes no b1 of 0 and no one_pass.
+        param_storage: how 16-bit weights are stored; None: as the recipe has it, else "stochastic".
+            "stochastic" rounds them stochastically; "nearest" lets `optax.apply_updates` round them, which
+            drops small updates; "compensated" keeps the lost part (see `compensate`). "split8" and "split16"
+            keep further bits (see `split_params`), and "master" keeps a float32 copy (see
+            `keep_master_params`). Under these three the links see float32 weights, and moments are float32 by
+            default. "feedback" rounds stochastically too, and adds the rounding error to the first moment,
+            from which later steps add it. It takes no byte more (contract A21, P9). It takes no b1 of 0 and
+            no one_pass.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -120,7 +121,7 @@ def adamw(
     mu_rounding: Rounding = "auto",
     nu_rounding: Rounding = "stochastic",
     recipe: Recipe | None = None,
-    param_storage: ParamStorage | Literal["feedback", "int8"] = "stochastic",
+    param_storage: ParamStorage | Literal["feedback", "int8"] | None = None,
     nesterov: bool = False,
     cautious: bool = False,
     seed: jax.typing.ArrayLike = 0,

@@ -33,7 +33,7 @@ def adan(
     mu_rounding: Rounding = "auto",
     nu_rounding: Rounding = "stochastic",
     recipe: Recipe | None = None,
-    param_storage: ParamStorage = "stochastic",
+    param_storage: ParamStorage | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Adan for weights in bfloat16, float16 or float32: Adam that looks ahead, with decoupled decay.

@@ -35,7 +35,7 @@ def ademamix(
     slow_rounding: Rounding = "auto",
     nu_rounding: Rounding = "stochastic",
     recipe: Recipe | None = None,
-    param_storage: ParamStorage = "stochastic",
+    param_storage: ParamStorage | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """AdEMAMix for weights in bfloat16, float16 or float32: Adam with a second, much slower average.

@@ -42,7 +42,7 @@ def lion(
     *,
     mu_rounding: Rounding = "auto",
     recipe: Recipe | None = None,
-    param_storage: ParamStorage = "stochastic",
+    param_storage: ParamStorage | None = None,
     cautious: bool = False,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from halfstep.hyperparameters import Arguments
 from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules import muon as shared
 from halfstep.rules.muon import (
@@ -29,6 +30,7 @@ from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
+from halfstep_jax.numbers.hyperparameters import check_static
 from halfstep_jax.numbers.newton_schulz import newton_schulz
 from halfstep_jax.placement import cut_as, whole_along
 from halfstep_jax.rule import state_of
@@ -92,7 +94,7 @@ def muon(  # noqa: D417 (the others are its links')
     adam_mu_rounding: Rounding = "auto",
     nu_rounding: Rounding = "stochastic",
     recipe: Recipe | None = None,
-    param_storage: ParamStorage = "stochastic",
+    param_storage: ParamStorage | None = None,
     cautious: bool = False,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -139,7 +141,8 @@ def muon(  # noqa: D417 (the others are its links')
 
     Source: as `scale_by_muon`; arguments are Optax's.
     """
-    arguments = {**locals(), "mask": weight_decay_mask}
+    arguments: Arguments = {**locals(), "mask": weight_decay_mask}
+    check_static("muon", arguments, ("ns_steps", "eps"))
     of_the_rest = {"weight_decay": adam_weight_decay}
     if adam_learning_rate is not None:
         of_the_rest["learning_rate"] = adam_learning_rate
@@ -150,7 +153,9 @@ def muon(  # noqa: D417 (the others are its links')
         return optax.chain(*links_of(MUON_OF_MATRICES, arguments, {MuonMomentum: link}))
 
     of_label(MatrixAxes(0, 1))  # so that wrong arguments are refused here, and not by `init`
-    return with_param_storage("muon", param_storage, [_split_transform(of_label, adamw, matrices)], seed)
+    return with_param_storage(
+        "muon", arguments["param_storage"], [_split_transform(of_label, adamw, matrices)], seed
+    )
 
 
 def muon_labels(params: Tree, matrices: MatrixChoice = None) -> Tree:

@@ -60,7 +60,7 @@ class Adam(Optimizer):
         mu_rounding: Rounding = "auto",
         nu_rounding: Rounding = "stochastic",
         recipe: Recipe | None = None,
-        param_storage: ParamStorage | Literal["feedback"] = "stochastic",
+        param_storage: ParamStorage | Literal["feedback"] | None = None,
         seed: Seed = 0,
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
@@ -100,7 +100,8 @@ class AdamW(Optimizer):
         recipe: the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they are
             not given.
         param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
-            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
+            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`). None:
+            as the recipe has it, else "stochastic".
             "feedback" rounds stochastically too, and what this leaves out goes into the first moment, from
             which later steps add it, at no byte more (contract A21, P9). An experiment of `AdamW` alone is
             "int8": the state has float32 weights in 8 bits, which `stored_params` reads. Rounding errors go
@@ -147,7 +148,7 @@ class AdamW(Optimizer):
         mu_rounding: Rounding = "auto",
         nu_rounding: Rounding = "stochastic",
         recipe: Recipe | None = None,
-        param_storage: ParamStorage | Literal["feedback", "int8"] = "stochastic",
+        param_storage: ParamStorage | Literal["feedback", "int8"] | None = None,
         cautious: bool = False,
         seed: Seed = 0,
         compile: bool | Literal["auto"] = "auto",

@@ -58,7 +58,7 @@ class Adan(Optimizer):
         mu_rounding: Rounding = "auto",
         nu_rounding: Rounding = "stochastic",
         recipe: Recipe | None = None,
-        param_storage: ParamStorage = "stochastic",
+        param_storage: ParamStorage | None = None,
         seed: Seed = 0,
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,

@@ -51,7 +51,7 @@ class Lion(Optimizer):
         mu_dtype: DType = None,
         mu_rounding: Rounding = "auto",
         recipe: Recipe | None = None,
-        param_storage: ParamStorage = "stochastic",
+        param_storage: ParamStorage | None = None,
         cautious: bool = False,
         seed: Seed = 0,
         compile: bool | Literal["auto"] = "auto",

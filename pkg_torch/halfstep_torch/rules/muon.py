@@ -147,7 +147,7 @@ class Muon(Optimizer):
         adam_mu_rounding: Rounding = "auto",
         nu_rounding: Rounding = "stochastic",
         recipe: Recipe | None = None,
-        param_storage: ParamStorage = "stochastic",
+        param_storage: ParamStorage | None = None,
         cautious: bool = False,
         seed: Seed = 0,
         compile: bool | Literal["auto"] = "auto",

@@ -127,7 +127,7 @@ class AdamWScheduleFree(Optimizer):
         nu_dtype: DType = None,
         nu_rounding: Rounding = "stochastic",
         recipe: Recipe | None = None,
-        param_storage: ParamStorage = "stochastic",
+        param_storage: ParamStorage | None = None,
         seed: Seed = 0,
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,

@@ -63,7 +63,7 @@ class SGD(Optimizer):
         accumulator_dtype: DType = None,
         rounding: Rounding = "auto",
         recipe: Recipe | None = None,
-        param_storage: ParamStorage | Literal["feedback"] = "stochastic",
+        param_storage: ParamStorage | Literal["feedback"] | None = None,
         seed: Seed = 0,
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
