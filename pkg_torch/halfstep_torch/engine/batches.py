@@ -153,12 +153,11 @@ def make_batches(
         if has_memory(param) and not is_sharded(param) and is_other_view(grad, param):
             param.grad = grad.clone()  # a step in pieces would read weights that have moved
         of_param = slots_of(group, name, param)
-        stepped = bool(state) and (
-            "step" in state or not state.keys().isdisjoint(of_param[0].whole_plan.arrays)
-        )
-        if stepped:  # else all that is there was put there by others
+        step = 1
+        # Else all that is there was put there by others.
+        if state and ("step" in state or not state.keys().isdisjoint(of_param[0].whole_plan.arrays)):
             check_count(group.caller, name, state.get("step"))
-        step = min(int(state["step"]) + 1, LAST_STEP) if stepped else 1
+            step = min(int(state["step"]) + 1, LAST_STEP)
         for slot in of_param:
             slot.step, slot.index = step, index
             kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
