@@ -259,9 +259,15 @@ def check_states(caller: str, state, count: int) -> None:
 
 
 def _way_out(p) -> str:
-    if hasattr(p, "dtype"):
-        return "Cast it, or mask the leaf out."
-    return "Filter the model, as by equinox.filter(model, equinox.is_inexact_array), or mask the leaf out."
+    """Return what to do with a leaf that is not stepped: `optax.masked` would add its gradient as it is."""
+    if not hasattr(p, "dtype"):
+        return "Filter the model, as by equinox.filter(model, equinox.is_inexact_array)."
+    if _dtype_name(p).startswith("complex"):
+        return (
+            "Wrap the optimizer in optax.contrib.split_real_and_imaginary, or freeze the leaf by "
+            "optax.partition with optax.set_to_zero()."
+        )
+    return "Cast it, or freeze the leaf by optax.partition with optax.set_to_zero()."
 
 
 def check_weight(caller: str, name: str, p, *, wide: bool = False) -> None:
@@ -300,7 +306,7 @@ def _checked(caller: str, name: str, update):
     if (dtype := _dtype_name(update)) not in _TAKEN:
         raise TypeError(
             f"{caller}: the update of {quoted(name)} is {dtype}; updates are {_one_of(_TAKEN)}. "
-            "Cast it, or mask the leaf out."
+            f"{_way_out(jnp.asarray(update))}"
         )
     return jnp.asarray(_narrowed(update))
 

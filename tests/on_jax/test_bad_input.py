@@ -29,8 +29,10 @@ def update_if_finite(tx):
 
 _SEED = "Use an integer in that range, or two uint32 words (high, low)."
 _A_SEED = "Use an integer in [0, 2^64), or two uint32 words (high, low)."
-_FLOATS = "updates are float32, bfloat16, float16 or float64. Cast it, or mask the leaf out."
-_WEIGHTS = "weights are float32, bfloat16, float16 or float64. Cast it, or mask the leaf out."
+_FREEZE = "freeze the leaf by optax.partition with optax.set_to_zero()."
+_SPLIT = f"Wrap the optimizer in optax.contrib.split_real_and_imaginary, or {_FREEZE}"
+_DTYPES = "are float32, bfloat16, float16 or float64."
+_FLOATS = f"updates {_DTYPES} Cast it, or {_FREEZE}"
 _INJECT = (
     "hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
     "Use inject_hyperparams(..., hyperparam_dtype=jnp.float32)."
@@ -135,21 +137,21 @@ ROWS = [
     # Trees.
     (lambda: update(hs.scale_by_adam(), {"w": jnp.ones(3, jnp.int32)}), TypeError, f"scale_by_adam: the update of 'w' is int32; {_FLOATS}"),
     (lambda: update(hs.scale_by_learning_rate(1.0), {"w": jnp.ones(3, jnp.complex64)}), TypeError,
-     f"scale_by_learning_rate: the update of 'w' is complex64; {_FLOATS}"),
+     f"scale_by_learning_rate: the update of 'w' is complex64; updates {_DTYPES} {_SPLIT}"),
     (lambda: update(hs.round_stochastically(), {"w": np.zeros(3, jax.dtypes.float0)}), TypeError,
      f"round_stochastically: the update of 'w' is float0; {_FLOATS}"),
     (lambda: update(hs.add_decayed_weights(0.1), {"w": jnp.ones(3, jnp.float8_e5m2)}), TypeError,
      f"add_decayed_weights: the update of 'w' is float8_e5m2; {_FLOATS}"),
     (lambda: update(hs.scale_by_adam(), {"w": 1.0}), TypeError, f"scale_by_adam: the update of 'w' is float; {_FLOATS}"),
-    (lambda: hs.adamw(1e-3).init({"a": {"b": jnp.ones(3, jnp.int8)}}), TypeError, f"scale_by_adam: the weight 'a/b' is int8; {_WEIGHTS}"),
-    (lambda: hs.ema_params(0.9).init({"w": np.ones(3)}), TypeError, "ema_params: the weight 'w' is float64; weights are float32, bfloat16 or float16. Cast it, or mask the leaf out."),
-    (lambda: hs.round_stochastically().init([jnp.ones(3, jnp.complex64)]), TypeError, f"round_stochastically: the weight '0' is complex64; {_WEIGHTS}"),
+    (lambda: hs.adamw(1e-3).init({"a": {"b": jnp.ones(3, jnp.int8)}}), TypeError, f"scale_by_adam: the weight 'a/b' is int8; weights {_DTYPES} Cast it, or {_FREEZE}"),
+    (lambda: hs.ema_params(0.9).init({"w": np.ones(3)}), TypeError, "ema_params: the weight 'w' is float64; weights are float32, bfloat16 or float16. Cast it, or freeze the leaf by optax.partition with optax.set_to_zero()."),
+    (lambda: hs.round_stochastically().init([jnp.ones(3, jnp.complex64)]), TypeError, f"round_stochastically: the weight '0' is complex64; weights {_DTYPES} {_SPLIT}"),
     (lambda: update(hs.add_decayed_weights(0.1), G, {"w": jnp.ones(3, jnp.int32)}), TypeError,
-     f"add_decayed_weights: the weight 'w' is int32; {_WEIGHTS}"),
+     f"add_decayed_weights: the weight 'w' is int32; weights {_DTYPES} Cast it, or {_FREEZE}"),
     (
         lambda: hs.apply_updates({"w": np.ones(3)}, G, 0, 1),
         TypeError,
-        "apply_updates: the weight 'w' is float64; weights are float32, bfloat16 or float16. Cast it, or mask the leaf out.",
+        "apply_updates: the weight 'w' is float64; weights are float32, bfloat16 or float16. Cast it, or freeze the leaf by optax.partition with optax.set_to_zero().",
     ),
     (lambda: update(hs.scale_by_adam(), G, seen={"w": jnp.ones(4, jnp.bfloat16)}), ValueError,
      "scale_by_adam: the update of 'w' has shape (3,), its mu (4,). Pass the tree that init saw."),
