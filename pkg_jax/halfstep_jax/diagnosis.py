@@ -21,6 +21,7 @@ from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments, non
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.watched_updates import WatchedUpdates, watching
 from halfstep_jax.weights.chain_check import as_stepped, chain_fault
+from halfstep_jax.weights.nan_check import advice_on_nan, small
 from halfstep_jax.weights.narrow_weights import Compensate
 
 _FUNCTION = "diagnose"
@@ -88,7 +89,7 @@ def diagnose(
     decays = any(bool((u != 0).any()) for u in jax.tree.leaves(decay))
     return diagnosis_of(
         _TERMS,
-        fault=fault.advice if fault else "",
+        fault=fault.advice if fault else advice_on_nan(tx, small(params, 0.05), small(grads, 1.0), {}),
         updates={name: x for name, x in lost.items() if name not in compensated},
         compensated=compensated,
         decay=_lost(params, decay, stored).values() if decays else None,

@@ -47,6 +47,50 @@ def test_a_master_copy_is_dropped_where_the_weight_was_written_and_kept_elsewher
     np.testing.assert_array_equal(state.master["w"], known)
 
 
+# --- a NaN that is skipped, and kept -----------------------------------------------------------------------
+
+
+def skipped(tx):
+    return optax.apply_if_finite(tx, 1000)
+
+
+F32 = {"w": weights(6, "float32")}
+KEEP_NAN = {
+    "MultiSteps": (lambda: optax.MultiSteps(hs.skip_nonfinite(hs.adamw(1e-3)), 3), P),
+    "MultiSteps, Optax": (lambda: optax.MultiSteps(skipped(optax.adamw(1e-3)), 20), F32),
+    "trace": (lambda: optax.chain(optax.trace(0.9), hs.skip_nonfinite(hs.adamw(1e-3))), P),
+}
+DROP_NAN = {
+    "outside": (lambda: hs.skip_nonfinite(optax.MultiSteps(hs.adamw(1e-3), 3).gradient_transformation()), P),
+    "should_skip": (
+        lambda: optax.MultiSteps(hs.skip_nonfinite(hs.adamw(1e-3)), 3, True, optax.skip_not_finite),
+        P,
+    ),
+    "ours": (lambda: hs.accumulate_gradients(hs.skip_nonfinite(hs.adamw(1e-3)), 3), P),
+    "alone": (lambda: hs.skip_nonfinite(hs.adamw(1e-3)), P),
+    "Optax": (lambda: skipped(optax.adamw(1e-3)), F32),
+}
+
+
+@pytest.mark.parametrize("name", KEEP_NAN)
+def test_a_nan_that_ends_training_is_found(name):
+    make, params = KEEP_NAN[name]
+    with pytest.raises(
+        ValueError, match=r"check_chain: after one NaN .* no weight moves again: .* Skip outside"
+    ):
+        hs.check_chain(make(), params)
+    assert (
+        "after one NaN"
+        in hs.diagnose(make(), params, jax.tree.map(lambda p: jnp.ones(p.shape), params)).advice[0]
+    )
+
+
+@pytest.mark.parametrize("name", DROP_NAN)
+def test_a_nan_that_is_skipped_once_is_allowed(name):
+    make, params = DROP_NAN[name]
+    hs.check_chain(make(), params)
+
+
 # --- where a link may stand --------------------------------------------------------------------------------
 
 

@@ -14,8 +14,8 @@ from halfstep.hyperparameters import Arguments
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.watched_updates import WatchedUpdates, is_wide, watching
+from halfstep_jax.weights.nan_check import advice_on_nan, small
 
-_LONGEST_AXIS = 4
 # `optax.MultiSteps` returns zeros most of the time, and `reduce_on_plateau` waits for 10 steps.
 _STEPS = 16
 # What wraps an optimizer and moves weights itself, how, and the storage that works around it.
@@ -96,7 +96,8 @@ def check_chain(tx: optax.GradientTransformation, params: Tree, **extra_args: ob
     here, as is a chain that leaves 16-bit weights to nearest rounding.
 
     It takes 16 steps, or those after which `optax.lookahead` moves its weights. A link that acts later is not
-    found. `params` and the state of a run are neither read nor changed.
+    found. Where steps with a NaN are skipped, one such step is taken, after which weights must move again.
+    `params` and the state of a run are neither read nor changed.
 
     Args:
         tx: any Optax transform.
@@ -120,11 +121,14 @@ def check_chain(tx: optax.GradientTransformation, params: Tree, **extra_args: ob
     Source: ours.
     """
     with jax.ensure_compile_time_eval():  # also where `init` is traced
-        small = _small_params(tx, params)
-        if _traced(tx, small, extra_args).intact:
+        stand_ins = _small_params(tx, params)
+        intact = _traced(tx, stand_ins, extra_args).intact
+        if kept := advice_on_nan(tx, stand_ins, _gradient(stand_ins), extra_args):
+            raise ValueError(f"check_chain: {kept}")
+        if intact:
             return
-        trial = _try(tx, small, extra_args)
-        fault = _fault(tx, small, extra_args, trial)
+        trial = _try(tx, stand_ins, extra_args)
+        fault = _fault(tx, stand_ins, extra_args, trial)
     for name in trial.narrow:
         if name in trial.wrong and not trial.stored_by(name):
             raise ValueError(
@@ -138,15 +142,15 @@ def check_chain(tx: optax.GradientTransformation, params: Tree, **extra_args: ob
 
 def chain_fault(tx: optax.GradientTransformation, params: Tree, extra_args: Arguments) -> ChainFault | None:
     """Return the fault of a chain that stores weights; None if it has none, or stores none."""
-    small = _small_params(tx, params)
+    stand_ins = _small_params(tx, params)
     try:
-        found = _traced(tx, small, extra_args)
+        found = _traced(tx, stand_ins, extra_args)
     except _StepsLeftOut:
         tx = optax.chain(optax.stateless(lambda g, _: optax.tree.cast(g, jnp.float32)), tx)
-        found = _traced(tx, small, extra_args)
+        found = _traced(tx, stand_ins, extra_args)
     if found.intact or not found.by:
         return None
-    return _fault(tx, small, extra_args, _try(tx, small, extra_args))
+    return _fault(tx, stand_ins, extra_args, _try(tx, stand_ins, extra_args))
 
 
 def as_stepped(tx: optax.GradientTransformation, params: Tree) -> Tree:
@@ -331,5 +335,4 @@ def _gradient(params):
 
 def _small_params(tx: optax.GradientTransformation, params):
     """Return small stand-ins for the weights, in the form that the transform steps."""
-    small = jax.tree.map(lambda p: jnp.full([min(n, _LONGEST_AXIS) for n in p.shape], 0.05, p.dtype), params)
-    return as_stepped(tx, small)
+    return as_stepped(tx, small(params, 0.05))
