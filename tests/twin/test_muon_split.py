@@ -9,6 +9,7 @@ import torch
 import halfstep_jax
 import halfstep_torch
 from halfstep.rules import muon_split
+from halfstep_torch.say_once import say_once
 from on_torch.steps import step_by_ones
 
 NAMES = {
@@ -286,3 +287,24 @@ def test_a_momentum_that_is_not_finite_is_refused_by_leaf_before_anything_change
     _, after = jax.jit(tx.update)({"w": g["w"].at[2, 3].set(jnp.nan)}, tx.init(g))  # which cannot refuse it
     with pytest.raises(ValueError, match=r"momentum of 'w' has an infinity or a NaN.*Go on from a state"):
         tx.update(g, after)
+
+
+def test_groups_whose_places_change_are_announced(caplog):
+    """As a library sets rates, and freezes groups, by place."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    groups = [{"params": list(layer.named_parameters(prefix=str(i)))} for i, layer in enumerate(model)]
+    say_once.cache_clear()
+    assert len(halfstep_torch.Muon(groups).param_groups) == 4
+    assert "Muon: 2 param groups became 4, so places of groups changed" in caplog.text
+    caplog.clear()
+    say_once.cache_clear()
+    named = [pair for group in groups for pair in group["params"]]
+    mine = [
+        {"params": [x for x in named if (x[1].dim() == 2) == use_muon], "use_muon": use_muon}
+        for use_muon in (True, False)
+    ]
+    assert [g["param_names"] for g in halfstep_torch.Muon(mine).param_groups] == [
+        [name for name, _ in group["params"]] for group in mine
+    ]
+    halfstep_torch.Muon(named)
+    assert "places of groups" not in caplog.text

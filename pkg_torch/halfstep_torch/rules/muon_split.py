@@ -9,6 +9,7 @@ from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep_torch.leaves.found_names import with_names_found
 from halfstep_torch.leaves.group_names import Group, parameter_names
 from halfstep_torch.leaves.names import leaf_names
+from halfstep_torch.say_once import say_once
 
 OUTPUT_AXIS = 0
 
@@ -62,6 +63,11 @@ def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: l
     groups: list[dict] = []
     for group in given:
         groups += [group] if "use_muon" in group else _split_by_axes(caller, group, name_of, axes)
+    if len(groups) > len(given) > 1:
+        say_once(
+            f"{caller}: {len(given)} param groups became {len(groups)}, so places of groups changed. If a "
+            "library freezes groups or sets rates by place, give each group use_muon=True or False."
+        )
     return groups
 
 
