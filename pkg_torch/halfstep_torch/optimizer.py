@@ -137,7 +137,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         self._tx = tx if isinstance(tx, ChainByOptions) else ChainByOptions(functools.partial(chain, tx), {})
         self._compile = CompileChoice(self._name, compile)
-        check_params(self._name, params)
+        params = check_params(self._name, params)
         self._given_names = parameter_names(self._name, names) or None
         params = with_names_found(self._name, params) if names is None else params
         self._choices: list[GroupChoices] = []

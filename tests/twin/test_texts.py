@@ -1,5 +1,7 @@
 """What a user may write as text: formats as messages print them, recipes by nearly the right name."""
 
+import copy
+import pickle
 import re
 
 import jax
@@ -178,6 +180,14 @@ def test_remedies_for_names_of_other_libraries_run():
 MODEL = torch.nn.Linear(4, 4)
 
 
+def test_remedies_for_parameters_run():
+    for params in (dict(MODEL.named_parameters()).items(), dict(MODEL.named_parameters()).values()):
+        halfstep_torch.AdamW(params)
+    groups = halfstep_torch.cast_model(torch.nn.Linear(2, 2))
+    for again in (copy.deepcopy(groups), pickle.loads(pickle.dumps(groups))):
+        halfstep_torch.AdamW(again)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -185,6 +195,29 @@ MODEL = torch.nn.Linear(4, 4)
             lambda: halfstep_torch.AdamW(MODEL),
             TypeError,
             "are a module, Linear. Pass model.named_parameters()",
+        ),
+        (lambda: halfstep_torch.AdamW([]), ValueError, "AdamW: there are no parameters. Pass model.named"),
+        (lambda: halfstep_torch.Muon([]), ValueError, "Muon: there are no parameters. Pass model.named"),
+        (
+            lambda: halfstep_torch.AdamW(x for x in ()),
+            ValueError,
+            "AdamW: the generator is empty, as after its first use. Pass model.named_parameters().",
+        ),
+        (
+            lambda: halfstep_torch.AdamW(MODEL.parameters),
+            TypeError,
+            "AdamW: the parameters are a function, parameters. Call model.named_parameters().",
+        ),
+        (lambda: halfstep_torch.AdamW(MODEL.weight), TypeError, 'are a tensor. Pass a list, such as [("w", '),
+        (
+            lambda: halfstep_torch.AdamW(MODEL.state_dict().items()),
+            ValueError,
+            "AdamW: no gradient reaches the values of a state dict. Pass model.named_parameters().",
+        ),
+        (
+            lambda: halfstep_torch.cast_model(torch.nn.Linear(2, 2)).parameters(),
+            AttributeError,
+            "cast_model returned param groups, which have no attribute 'parameters'. It casts",
         ),
         (lambda: halfstep_torch.SGD(MODEL.state_dict()), TypeError, "are a dict, such as a state dict. Pass"),
         (

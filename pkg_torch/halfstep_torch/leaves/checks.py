@@ -1,6 +1,7 @@
 """Checks of parameters, gradients and state before a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, Sized, ValuesView
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,13 +212,25 @@ def _cut(spec: StateArray) -> str:
     return f" in blocks of {spec.scale_of.block_size}" if spec.scale_of else ""
 
 
-def check_params(caller: str, params: object) -> None:
-    """Refuse parameters that torch refuses, with messages that name the way out."""
+def check_params(caller: str, params: Any) -> Any:  # as torch takes them, of any kind
+    """Return parameters, as a list if they can be read only once; refuse others with the way out."""
     way_out = "Pass model.named_parameters()."
     if isinstance(params, torch.nn.Module):
         raise TypeError(f"{caller}: the parameters are a module, {type(params).__name__}. {way_out}")
     if isinstance(params, Mapping):
         raise TypeError(f"{caller}: the parameters are a dict, such as a state dict. {way_out}")
+    if isinstance(params, Tensor):
+        raise TypeError(f'{caller}: the parameters are a tensor. Pass a list, such as [("w", tensor)].')
+    if callable(params) and not isinstance(params, Iterable):
+        name = getattr(params, "__name__", type(params).__name__)
+        raise TypeError(f"{caller}: the parameters are a function, {name}. Call model.named_parameters().")
+    if isinstance(params, ItemsView | ValuesView):
+        _check_live(caller, params, way_out)
+    once = isinstance(params, Iterator)
+    params = list(params) if isinstance(params, Iterator) else params
+    if isinstance(params, Sized) and not len(params):
+        why = "the generator is empty, as after its first use" if once else "there are no parameters"
+        raise ValueError(f"{caller}: {why}. {way_out}")
     if isinstance(params, Sequence):
         named = {isinstance(x, tuple) for x in params if isinstance(x, tuple | Tensor)}
         if len(named) > 1:
@@ -225,3 +238,13 @@ def check_params(caller: str, params: object) -> None:
                 f"{caller}: some parameters have names, and others none. Pass pairs (name, parameter) alone, "
                 'as in [*model.named_parameters(), ("log_alpha", log_alpha)].'
             )
+    return params
+
+
+def _check_live(caller: str, params: ItemsView | ValuesView, way_out: str) -> None:
+    """Refuse what a state dict holds: no gradient reaches it."""
+    tensors = [x[1] if isinstance(x, tuple) else x for x in params]
+    if tensors and not any(
+        isinstance(x, torch.nn.Parameter) or getattr(x, "requires_grad", 1) for x in tensors
+    ):
+        raise ValueError(f"{caller}: no gradient reaches the values of a state dict. {way_out}")

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from halfstep.rules.muon import MatrixAxes
 from halfstep.rules.muon_split import MatrixChoice, announce, split
+from halfstep_torch.leaves.checks import check_params
 from halfstep_torch.leaves.found_names import with_names_found
 from halfstep_torch.leaves.group_names import Group, parameter_names
 from halfstep_torch.leaves.names import leaf_names
@@ -39,6 +40,7 @@ def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[dict]:
 
 def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: list | None) -> list[dict]:
     """Return groups that all have `use_muon`: a group without it is split."""
+    params = check_params(caller, params)
     listed = list(with_names_found(caller, params) if names is None else params)
     given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
     given = [{**g, "params": [x] if isinstance(x := g["params"], Tensor) else list(x)} for g in given]

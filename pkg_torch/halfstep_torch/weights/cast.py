@@ -1,5 +1,7 @@
 """A model in 16 bits; norms and embeddings have their own choice."""
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
@@ -60,7 +62,17 @@ def cast_model(
             p.data = p.data.to(torch.bfloat16)
         groups.setdefault(labels[p], []).append((name, p))
     kept = {"split16": {"param_storage": "split16"}}
-    return [{"params": named, **kept.get(label, {})} for label, named in groups.items()]
+    return _Groups({"params": named, **kept.get(label, {})} for label, named in groups.items())
+
+
+class _Groups(list[Group]):
+    """Param groups that a user may take for the model."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"cast_model returned param groups, which have no attribute {name!r}. It casts the model in "
+            "place: write groups = cast_model(model), and go on with model."
+        )
 
 
 def _to_float32(_: torch.nn.Module, args: tuple) -> tuple:
