@@ -1,6 +1,6 @@
 """Checks of parameters, gradients and state before a step."""
 
-from collections.abc import ItemsView, Iterator, Mapping, Sequence, Sized, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, Sized, ValuesView
 from typing import Any
 
 import torch
