@@ -149,3 +149,25 @@ def test_an_inductor_that_has_moved_means_eager_steps_and_a_warning(
 def test_a_kernel_that_is_compiled_by_public_names_alone_has_the_same_bits(fresh, monkeypatch, eager_bits):
     monkeypatch.setattr(inductor, "_backend", lambda options: None)
     assert_same_snapshots(after_the_last_step(compile=True), eager_bits)
+
+
+def test_a_step_imports_dynamo_for_nobody(monkeypatch):
+    """Until something imports it, nothing traces a step."""
+    optimizer = hs.AdamW([("w", torch.nn.Parameter(torch.ones(2)))], compile=False)
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.setattr(torch.compiler, "disable", None)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+    optimizer.step()
+    assert "torch._dynamo" not in sys.modules
+
+
+def test_a_step_inside_a_compiled_function_has_the_same_bits():
+    weights = [torch.nn.Parameter(torch.ones(8)) for _ in range(2)]
+    alone, traced = (hs.AdamW([("w", p)], compile=False) for p in weights)
+    take_step = torch.compile(lambda: traced.step(), backend="eager")
+    for _ in range(2):
+        for p in weights:
+            p.grad = torch.ones(8)
+        alone.step()
+        take_step()
+    assert torch.equal(*weights)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
@@ -70,9 +71,10 @@ def call_untraced(step: Callable[[], None]) -> None:
     grad_mode = torch.is_grad_enabled()
     try:
         torch.set_grad_enabled(False)
-        # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host.
-        # A decorator would do, and import Dynamo together with this package.
-        torch.compiler.disable(step)()  # pyright: ignore[reportCallIssue]
+        # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host. To
+        # disable it imports it, which takes seconds, and nobody traces before it is imported.
+        untraced = torch.compiler.disable(step) if "torch._dynamo" in sys.modules else step
+        untraced()  # pyright: ignore[reportCallIssue]
     finally:
         # Twice: the handler of a signal may raise in the first. `torch.no_grad` would leave them off.
         try:
