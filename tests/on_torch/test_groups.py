@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -458,6 +459,26 @@ def test_tags_of_others_are_kept_saved_and_restored(make):
     for group in optimizer.param_groups + again.param_groups:
         assert {key: group[key] for key in TAGS} == TAGS
     assert step_by_ones(again) is None
+
+
+# Whatever `torch.optim.lr_scheduler` and `swa_utils` write into groups.
+SCHEDULED = "initial_lr max_lr min_lr swa_lr base_momentum max_momentum".split()
+
+
+def test_every_class_keeps_what_torchs_schedulers_write():
+    kinds = [x for x in map(vars(hs).get, hs.__all__) if isinstance(x, type) and issubclass(x, hs.Optimizer)]
+    tags = dict.fromkeys([*SCHEDULED, "weight_decay_mult"], 0.5)
+    for kind in kinds:
+        rule = {"tx": hs.scale_by_learning_rate(1.0)} if kind is hs.Optimizer else {"lr": 1e-3}
+        optimizer = kind([{"params": [("0.w", torch.nn.Parameter(torch.ones(4, 4)))], **tags}], **rule)
+        step_by_ones(optimizer)
+        assert all(tags.items() <= group.items() for group in optimizer.param_groups)
+
+
+def test_the_scheduled_keys_are_all_that_torch_writes():
+    source = inspect.getsource(torch.optim.lr_scheduler) + inspect.getsource(torch.optim.swa_utils)
+    written = set(re.findall(r"""group(?:\[|\.setdefault\()"(\w+)"(?:\] = |,)""", source))
+    assert written - {"lr", "betas", "momentum"} == set(SCHEDULED)
 
 
 @pytest.mark.parametrize(

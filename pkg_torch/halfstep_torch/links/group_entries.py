@@ -90,9 +90,15 @@ def check_entries(caller: str, group: Group, entries: set[str], arguments: set[s
                 f"{problem}; it is the same for all groups. "
                 "Give it to the optimizer, or use an optimizer of its own for these parameters."
             )
-        meant = difflib.get_close_matches(key.lower(), entries, 1, 0.8) if isinstance(key, str) else []
         way = _MEANT.get(key, "")
-        meant = meant or [way] * (way.partition(",")[0] in entries)
+        meant = _close_to(key, entries) or [way] * (way.partition(",")[0] in entries)
         if key in ELSEWHERE or meant:
             known = f"Did you mean {meant[0]}?" if meant else f"Its entries are {', '.join(sorted(entries))}."
             raise ValueError(f"{problem}; nothing reads it. {known}")
+
+
+def _close_to(key: object, entries: set[str]) -> list[str]:
+    """Return the entry that a key misspells, if any. `max_momentum` of a scheduler is a name of its own."""
+    if not isinstance(key, str) or any(f"_{entry}_" in f"_{key}_" for entry in entries):
+        return []
+    return difflib.get_close_matches(key.lower(), entries, 1, 0.8)
