@@ -160,7 +160,10 @@ def row_of(
     if row["updates_lost"] > 0.05:
         found["lost"] = "rounding drops over 5 % of the updates of 16-bit weights. Call diagnose for advice."
     if row["nonfinite"]:
-        found["nonfinite"] = "weights are infinite or NaN, and stay so. Go back to a checkpoint and clip."
+        found["nonfinite"] = (
+            "weights are infinite or NaN, and stay so, as after a gradient above 1.8e19, whose square "
+            "is infinite. Go back to a checkpoint and clip."
+        )
     say(package, found)
     return row
 

@@ -146,12 +146,18 @@ def test_a_link_behind_the_one_that_stores_shows():
     assert jax_rows(tx)[3][0]["updates_lost"] > 0.9
 
 
-@pytest.mark.parametrize("rows", [
-    lambda: jax_rows(halfstep_jax.adamw(1e-4), scale=np.nan),
-    lambda: torch_rows(lambda named: halfstep_torch.AdamW(named), scale=np.nan),
-])  # fmt: skip
-def test_weights_that_are_no_numbers_are_counted(rows):
-    assert rows()[1][0]["nonfinite"] == START.size
+@pytest.mark.parametrize("scale", [np.nan, 1e26], ids=["NaN", "infinite squares"])
+@pytest.mark.parametrize("package", ["jax", "torch"])
+def test_weights_that_are_no_numbers_are_counted(package, scale, caplog):
+    monitor.SAID.clear()
+    if package == "jax":
+        rows = jax_rows(halfstep_jax.adamw(1e-4), scale=scale)
+    else:
+        rows = torch_rows(lambda named: halfstep_torch.AdamW(named), scale=scale)
+    assert rows[1][0]["nonfinite"] == START.size
+    assert (
+        "as after a gradient above 1.8e19, whose square is infinite. Go back to a checkpoint" in caplog.text
+    )
 
 
 def test_read_under_jit_is_refused():
