@@ -225,7 +225,7 @@ def check_state(caller: str, state, kind: type) -> None:
             f"{caller}: the state is {given}, due is {kind.__name__}: it is of another "
             "transform, or was loaded without its types. Pass the state that init made, or load it into that."
         )
-    for name, due in (("seed", "uint32"), ("count", "int32")):
+    for name, due in (("seed", "uint32"), ("count", "int32"), ("outer_count", "int32")):
         dtype = getattr(getattr(state, name, None), "dtype", np.int32)
         if not jnp.issubdtype(dtype, np.integer):
             raise TypeError(

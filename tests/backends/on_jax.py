@@ -198,7 +198,8 @@ class JaxBackend(Backend):
         p, *stored = (_stored(case, name, placed.get(name, put)(i[name])) for name in ("p", *names))
         fields = [_field(case, name) for name in names]
         given = dict(zip(fields, stored, strict=True))
-        state = _with_fields(tx.init(p), {"count": jnp.int32(to_numpy(i["count"])), **given})
+        count = jnp.int32(to_numpy(i["count"]))
+        state = _with_fields(tx.init(p), {"count": count, "outer_count": count, **given})
 
         def step(params, state, gradient):
             updates, state = tx.update(gradient, state, params)
@@ -254,7 +255,7 @@ class JaxBackend(Backend):
         g = case.inputs["g"]
         tx = hs.accumulate_gradients(optax.identity(), 1000, g.dtype, case.inputs["seed"].bits)
         rows = [{case.arguments["leaf"]: self._put(Array(g.dtype, bits))} for bits in g.bits]
-        state = tx.init(rows[0])._replace(count=jnp.asarray(to_numpy(case.inputs["count"])))
+        state = tx.init(rows[0])._replace(outer_count=jnp.asarray(to_numpy(case.inputs["count"])))
         update, totals = self._compiled(tx.update), []
         for row in rows:
             _, state = update(row, state)

@@ -73,10 +73,33 @@ def test_weights_and_first_state_share_no_buffer(name):
     assert len(set(buffers)) == len(buffers)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate: hs.adamw(rate, recipe="near_float32"),
+        lambda rate: hs.adamw(rate, recipe="full_precision"),
+        lambda rate: hs.adamw(rate, param_storage="master"),
+        lambda rate: hs.store_state(hs.adamw(rate), "bfloat16", select=lambda name, x: "mu" in name),
+        lambda rate: hs.accumulate_gradients(hs.adamw(rate), 1),
+    ],
+    ids=["split8", "split16", "master", "store_state", "accumulate_gradients"],
+)
+def test_counts_and_moments_inside_wrappers_are_set_by_name(make):
+    """`optax.tree.set` stops at the first NamedTuple that has one of the names."""
+    tx = make(lambda count: jnp.where(count < 3, 1e-2, 0.0))
+    params, state = run(tx, P, {"w": gradients(3, (6, 4))})
+    zeros = jax.tree.map(jnp.zeros_like, optax.tree.get(state, "mu"))
+    again = optax.tree.set(state, count=jnp.int32(0), mu=zeros)
+    assert not np.asarray(optax.tree.get(again, "mu")["w"]).any()
+    moved, stopped = (take_step(tx, params, s, G)[0]["w"] for s in (again, state))
+    assert (np.asarray(moved) != np.asarray(params["w"])).any()
+    assert (np.asarray(stopped) == np.asarray(params["w"])).all()
+
+
 def test_a_donated_step_begins_a_sum_of_gradients():
     tx = hs.accumulate_gradients(hs.adamw(1e-3), every_k=2)
     state = jax.jit(tx.update, donate_argnums=1)(G, tx.init(P), P)[1]
-    assert state.mini_step == state.count == 1
+    assert state.mini_step == state.outer_count == 1
 
 
 @pytest.mark.parametrize("make", MAKERS)

@@ -135,4 +135,5 @@ def _kind(link: Link | None, path, x) -> LinkMoments | str:
         return moments_of(link)
     if isinstance(x, ScheduleState):
         return "schedule"
-    return "count" if path and path[-1] == jax.tree_util.GetAttrKey("count") else ""
+    is_count = path and getattr(path[-1], "name", "") in ("count", "outer_count")
+    return "count" if is_count else ""

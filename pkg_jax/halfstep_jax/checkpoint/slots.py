@@ -130,7 +130,9 @@ class _Finder:
         slots: list[Slot] = []
         for field in getattr(link.state, "_fields", ()):
             value = getattr(link.state, field)
-            if field in ("count", "seed"):
+            if field in ("count", "outer_count"):
+                slots.append(Slot("count", entries=entries))
+            elif field == "seed":
                 slots.append(Slot(field, entries=entries))
             elif field == "inner_state":
                 slots += self.walk(value, _joined(path, field))
@@ -176,7 +178,7 @@ class _Finder:
                 label = {"dtype": f"scales of {fmt.dtype}"}
                 scales[name] = slot._replace(name=f"{field}_scale/{leaf}", label=label)
         if not wrappers:
-            count, seed = (_other(_joined(path, field)) for field in ("count", "seed"))
+            count, seed = (_other(_joined(path, field)) for field in ("outer_count", "seed"))
         else:
             count, seed = Slot("count", entries=wrappers), Slot("seed", entries=wrappers)
         rest = [scales.get(name, Slot("nothing")) for name, _ in named_leaves(link.state.scale)]

@@ -27,14 +27,14 @@ class AccumulateGradientsState(NamedTuple):
     """State of `accumulate_gradients`.
 
     Attributes:
-        count: int32 scalar, micro-batches seen.
+        outer_count: int32 scalar, micro-batches seen. The name is as in `SplitParamsState`.
         mini_step: int32 scalar, micro-batches in the sum; 0 where a step has just been taken.
         seed: uint32[2], (high, low).
         acc_grads: the sum of the gradients, in the tree of the params.
         inner_state: of the wrapped transform.
     """
 
-    count: jax.Array
+    outer_count: jax.Array
     mini_step: jax.Array
     seed: jax.Array
     acc_grads: Tree
@@ -98,7 +98,7 @@ def accumulate_gradients(
     def update(updates, state, params=None, **extra_args):
         check_state(_FUNCTION, state, AccumulateGradientsState)
         leaves = flatten_updates(_FUNCTION, updates)
-        count, mini_step = next_count(state.count), state.mini_step + 1
+        count, mini_step = next_count(state.outer_count), state.mini_step + 1
         keys = leaf_keys(state.seed, count, [leaf_id(x) for x in leaves.names], (Role.ACCUMULATOR,))
         sums = _add(leaves, _sums(leaves, state.acc_grads, name), name, keys)
 

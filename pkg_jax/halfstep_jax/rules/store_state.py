@@ -37,14 +37,14 @@ class StoreStateState(NamedTuple):
     """State of `store_state`.
 
     Attributes:
-        count: int32 scalar, steps taken.
+        outer_count: int32 scalar, steps taken, as in `SplitParamsState`.
         seed: uint32[2], (high, low).
         inner_state: of the wrapped transform, with codes in place of every array that is stored.
         scale: scales of these, by the name of the array, such as "0/mu/encoder/kernel". If no array is large
             enough for a scale, a byte without meaning; if the format has no scales, `optax.EmptyState()`.
     """
 
-    count: jax.Array
+    outer_count: jax.Array
     seed: jax.Array
     inner_state: optax.OptState
     scale: Tree = optax.EmptyState()
@@ -130,7 +130,7 @@ def store_state(
         arrays = storage.arrays(shapes, state.inner_state)
         inner_state = storage.decode(arrays, state)
         us, inner_state = inner_update(updates, inner_state, params, **extra_args)
-        count = next_count(state.count)
+        count = next_count(state.outer_count)
         stored = storage.encode(arrays, inner_state, state.seed, count)
         return us, StoreStateState(count, state.seed, *stored)
 

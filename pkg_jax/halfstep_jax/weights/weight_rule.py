@@ -33,8 +33,9 @@ class WeightRule:
     Attributes:
         name: of the transform, for errors.
         why: it needs params, for the error without.
-        State: the NamedTuple of its state: `count` and `seed`, if it rounds stochastically, the field
-            `extra_field`, if it keeps something beside the weights, and `inner_state`, if it is a wrapper.
+        State: the NamedTuple of its state: `count`, in a wrapper `outer_count`, and `seed`, if it rounds
+            stochastically, the field `extra_field`, if it keeps something beside the weights, and
+            `inner_state`, if it is a wrapper.
         extra_field: the field that holds what is kept beside the weights; "" where nothing is.
     """
 
@@ -124,9 +125,10 @@ def weight_transform(
             wide = leaves.treedef.unflatten(_wide(rule, leaves, weights, extras))
             updates, after["inner_state"] = inner_update(updates, state.inner_state, wide, **extra_args)
             leaves = flatten_updates(rule.name, updates)
-        if "count" in rule.State._fields:
-            after["count"] = next_count(state.count)
-        keys = param_keys(leaves, state.seed, after["count"]) if "count" in after else None
+        count = next((name for name in ("count", "outer_count") if name in rule.State._fields), "")
+        if count:
+            after[count] = next_count(getattr(state, count))
+        keys = param_keys(leaves, state.seed, after[count]) if count else None
         us, extras = apply_to_leaves(rule, leaves, weights, extras, keys)
         us = watched(rule.name, leaves, weights, us)
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
@@ -227,7 +229,7 @@ def _state(
     rule: WeightRule, count, seed, extras, mark, inner: optax.GradientTransformation | None, wide
 ) -> Tree:
     """Return the state before the first step."""
-    fields = {"count": count, "seed": seed, rule.extra_field: extras, "narrowest": mark}
+    fields = {"count": count, "outer_count": count, "seed": seed, rule.extra_field: extras, "narrowest": mark}
     if inner is not None:
         fields["inner_state"] = inner.init(wide)
     return rule.State(**{name: fields[name] for name in rule.State._fields})

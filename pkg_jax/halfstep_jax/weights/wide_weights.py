@@ -23,14 +23,15 @@ class SplitParamsState(NamedTuple):
     """State of `split_params`.
 
     Attributes:
-        count: int32 scalar, steps taken.
+        outer_count: int32 scalar, steps taken. A `count` here would hide those of `inner_state` from
+            `optax.tree.set`.
         seed: uint32[2], (high, low).
         extra: the further bits of the weights, uint8 or uint16, in their tree: `optax.MaskedNode()`
             for a float32 weight.
         inner_state: of the wrapped transform.
     """
 
-    count: jax.Array
+    outer_count: jax.Array
     seed: jax.Array
     extra: optax.Params
     inner_state: optax.OptState
