@@ -23,9 +23,10 @@ def in_shard_map(inner: optax.GradientTransformation, specs: Tree) -> optax.Grad
     device. Nothing is sent. The state is the state of `inner`, so that it may be made outside. A step outside
     is a step of `inner`.
 
-    Where a cut goes through blocks that share a scale, no device alone can find it: refused. So is, without
-    this, whatever needs random words or blocks of an array of which it is not known that it is whole. Norms
-    are told by `axis_names` of the links that take them.
+    Where a cut goes through blocks that share a scale, no device alone can find it: refused. So is a cut
+    array in a link that reads whole arrays, such as Muon and `clip_by_block_rms`. Without this, so is
+    whatever needs random words, blocks or elements of an array of which it is not known that it is whole.
+    Norms are told by `axis_names` of the links that take them, which must have the axes of the cuts.
 
         state_specs = jax.tree.map(lambda s: s.spec, state_shardings(tx, params, shardings))
         step = jax.shard_map(step, in_specs=(specs, state_specs, specs), out_specs=(specs, state_specs))
@@ -41,7 +42,7 @@ def in_shard_map(inner: optax.GradientTransformation, specs: Tree) -> optax.Grad
     Raises:
         TypeError: if something in `specs` is neither.
         ValueError: from `init` and `update`, if trees differ, a spec has more axes than its weight, or a cut
-            goes through blocks.
+            goes through blocks. From `update`, if a link reads elements of other shards.
 
     Example:
         >>> import jax.numpy as jnp

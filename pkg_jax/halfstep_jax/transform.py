@@ -51,7 +51,13 @@ from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.watched_updates import watched
 from halfstep_jax.xla import passes
 from halfstep_jax.xla.exact import opaque_bits, opaque_input, stored_with, zero_on_cpu
-from halfstep_jax.xla.shards import known_shards, shards
+from halfstep_jax.xla.shards import (
+    known_shards,
+    manual_axes,
+    refuse_other_axes,
+    refuse_other_shards,
+    shards,
+)
 
 _LOG = logging.getLogger("halfstep_jax")
 _TRIAL_SHAPE = (8, 16)
@@ -116,6 +122,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     def update(updates, state, params=None, **extra_args):
         del extra_args
         leaves = flatten_updates(rule.name, updates)
+        _check_shards(rule, leaves)
         weights = _weights(rule, leaves, params)
         if stored or schedules(rule):
             check_state(rule.name, state, state_type(type(rule)) if stored else ScheduleState)
@@ -155,6 +162,17 @@ def transform_of(
     transform.__signature__ = signature.replace(parameters=fields)  # pyright: ignore[reportFunctionMemberAccess]
     transform.__annotations__ = given | {"return": optax.GradientTransformationExtraArgs}
     return takes_recipe(declared(rule).moments.values(), stores_weights=False)(transform)
+
+
+def _check_shards(rule: Rule, leaves: Leaves) -> None:
+    """Inside `jax.shard_map`, refuse a rule that would take a shard for the whole array."""
+    if rule.scope == "elementwise" or not manual_axes():
+        return
+    found = shards(rule.name, leaves.names, leaves.values)
+    if not hasattr(rule, "axis_names"):
+        refuse_other_shards(rule.name, leaves.names, found, rule.axes_read)
+    elif rule.axis_names is not None:
+        refuse_other_axes(rule.name, leaves.names, found, rule.axis_names)
 
 
 def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):

@@ -6,7 +6,7 @@ A framework reads a `Rule` as it stands: `halfstep_jax.as_transform(rule)`, `hal
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -251,6 +251,10 @@ class Rule:
             op: `op.unbias((h.b1, t), ...)` returns 1 / (1 - b^t) of each pair; `op.float32(t > 1)`.
         """
         return {}
+
+    def axes_read(self, ndim: int) -> Iterable[int]:
+        """Return along which axes of an array `update` reads other elements, unless it is elementwise."""
+        return range(ndim)
 
     def update(
         self, g: "Number", p: "Number", n: "Numbers", m: "Moments", op: "Op"

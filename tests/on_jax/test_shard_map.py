@@ -138,6 +138,59 @@ def test_a_moment_of_another_shape_than_its_weight_is_refused_where_the_weight_i
     eight_by(P(), hs.in_shard_map(tx, P()))
 
 
+OF_WHOLE_ARRAYS = {
+    "muon": hs.scale_by_muon(),
+    "rows of muon": hs.scale_by_muon(normalize="rows"),
+    "clip": hs.clip_by_block_rms(1.0),
+    "scale": hs.scale_by_param_block_rms(),
+}
+
+
+@pytest.mark.parametrize("name", OF_WHOLE_ARRAYS)
+def test_rules_of_whole_arrays_are_refused_where_a_weight_is_cut_or_may_be(name):
+    tx = OF_WHOLE_ARRAYS[name]
+    for cut in (P("x"), P(None, "y")):
+        with pytest.raises(
+            ValueError, match=r": inside jax.shard_map 'w' is (\[|a shard).* Step under jax.jit"
+        ):
+            eight_by(cut, hs.in_shard_map(tx, {"w": cut}))
+    with pytest.raises(ValueError, match=r"inside jax.shard_map over \('x', 'y'\) 'w' may be a shard.*Say"):
+        eight_by(P("x"), tx, check_vma=False)
+    eight_by(P(), hs.in_shard_map(tx, P()))
+
+
+def test_a_stack_of_matrices_is_cut_between_matrices():
+    tx, specs = hs.scale_by_muon(reduction_axis=1, output_axis=2), {"w": P("x")}
+    params = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(8, 6, 4)), jnp.float32)}
+    whole, _ = take_step(tx, params, tx.init(params), params)
+    cut, _ = in_shards(tx, params, specs)(params, tx.init(params), params)
+    # Products of stacks of other sizes may be summed in another order (contract A14).
+    np.testing.assert_allclose(cut["w"], whole["w"], rtol=1e-4, atol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"scale_by_muon: inside jax.shard_map 'w' is \[8, 3, 4\] of \[8, 6, 4\]"
+    ):
+        eight_by(P(None, "y"), hs.in_shard_map(tx, {"w": P(None, "y")}), (8, 6, 4))
+
+
+NORMS = {
+    "lamb": lambda axis_names: hs.lamb(1e-2, max_norm=None, axis_names=axis_names),
+    "clip": lambda axis_names: hs.clip_by_global_norm(1.0, axis_names=axis_names),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_axis_names_of_norms_must_have_the_axes_that_cut_a_weight(name):
+    cut = {"w": P("x", "y")}
+    with pytest.raises(
+        ValueError, match=r"'w' is cut over \['y'\], and axis_names are \('x',\).*Add \['y'\]"
+    ):
+        eight_by(cut["w"], hs.in_shard_map(NORMS[name](("x",)), cut))
+    with pytest.raises(ValueError, match=r"'w' is cut over \['x', 'y'\], and axis_names are \(\): a norm"):
+        eight_by(cut["w"], hs.in_shard_map(NORMS[name](()), cut))
+    eight_by(cut["w"], hs.in_shard_map(NORMS[name](("x", "y")), cut))
+    eight_by(P(), hs.in_shard_map(NORMS[name](()), P()))
+
+
 WORDS = {
     "a last link": hs.round_stochastically(),
     "moments": hs.scale_by_adam(),

@@ -8,7 +8,7 @@ import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,9 @@ from halfstep_jax.leaf_calls import Traced
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["positions"], meta_fields=["shape", "pieces", "problem"]
+    jax.tree_util.register_dataclass,
+    data_fields=["positions"],
+    meta_fields=["shape", "pieces", "axes", "problem"],
 )
 @dataclasses.dataclass(frozen=True)
 class Shard:
@@ -31,12 +33,14 @@ class Shard:
         shape: of the part.
         pieces: of each axis, how many parts it is cut into.
         positions: of each axis, which of them this is: uint32, 0 where the axis is not cut.
+        axes: the mesh axes that cut it.
         problem: why none of this is known, as an error says it; "" where it is.
     """
 
     shape: tuple[int, ...]
     pieces: tuple[int, ...]
     positions: tuple[Array, ...]
+    axes: tuple[str, ...] = ()
     problem: str = ""
 
     @property
@@ -103,13 +107,14 @@ def shard_of(spec: PartitionSpec, shape: tuple[int, ...]) -> Shard:
     Axes of the mesh that are not manual here do not count: over these an array is whole.
     """
     manual, sizes = manual_axes(), jax.sharding.get_abstract_mesh().shape
-    pieces, positions = [], []
+    pieces, positions, all_cut = [], [], []
     for axes in (*spec, *(None,) * (len(shape) - len(spec))):
         names = axes if isinstance(axes, tuple) else (axes,)
         cut = tuple(name for name in names if name in manual)
+        all_cut += [name for name in cut if sizes[name] > 1]
         pieces.append(math.prod(sizes[name] for name in cut))
         positions.append(lax.axis_index(cut).astype(jnp.uint32) if pieces[-1] > 1 else np.uint32(0))
-    return Shard(tuple(shape), tuple(pieces), tuple(positions))
+    return Shard(tuple(shape), tuple(pieces), tuple(positions), tuple(all_cut))
 
 
 def shards(
@@ -127,6 +132,37 @@ def shards(
         return [None] * len(names)
     rows = zip(names, values, values if alike is None else alike, strict=True)
     return [None if x is None else _shard(caller, name, x.shape, other) for name, x, other in rows]
+
+
+def refuse_other_shards(
+    caller: str, names: Sequence[str], found: Sequence[Shard | None], read: Callable[[int], Sequence[int]]
+) -> None:
+    """Refuse shards in a step that reads elements of other shards.
+
+    `read` gives, from the number of axes of an array, those along which the step reads.
+    """
+    for name, shard in zip(names, found, strict=True):
+        if shard is None:
+            continue
+        shard.check()
+        if any(shard.pieces[axis] > 1 for axis in read(len(shard.shape))):
+            raise ValueError(
+                f"{caller}: inside jax.shard_map '{name}' is {list(shard.shape)} of {list(shard.whole)}, and "
+                "its step reads elements of the other shards. Step under jax.jit."
+            )
+
+
+def refuse_other_axes(
+    caller: str, names: Sequence[str], found: Sequence[Shard | None], axis_names: Sequence[str]
+) -> None:
+    """Refuse norms over fewer mesh axes than those that cut an array."""
+    for name, shard in zip(names, found, strict=True):
+        missing = [axis for axis in (shard.axes if shard is not None else ()) if axis not in axis_names]
+        if missing:
+            raise ValueError(
+                f"{caller}: inside jax.shard_map '{name}' is cut over {missing}, and axis_names are "
+                f"{tuple(axis_names)}: a norm would be the norm of a shard. Add {missing} to axis_names."
+            )
 
 
 def whole_shape(shard: Shard | None, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -157,8 +193,8 @@ def _unknown_shard(caller: str, name: str, shape: tuple[int, ...], x) -> Shard |
     if isinstance(x, jax.Array) and varying(lax.axis_index(manual)) and not varying(x):
         return None
     problem = (
-        f"{caller}: inside jax.shard_map over {manual} '{name}' may be a shard, which needs the random "
-        "words and blocks of the whole array. Say how weights are cut: in_shard_map(tx, specs), or "
+        f"{caller}: inside jax.shard_map over {manual} '{name}' may be a shard, whose step needs random "
+        "words, blocks or elements of the whole array. Say how weights are cut: in_shard_map(tx, specs), or "
         "in_shard_map(tx, PartitionSpec()) where every device has them whole."
     )
-    return Shard(tuple(shape), (1,) * len(shape), (np.uint32(0),) * len(shape), problem)
+    return Shard(tuple(shape), (1,) * len(shape), (np.uint32(0),) * len(shape), problem=problem)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -95,6 +95,12 @@ class OfMatrices(Rule):
         """A shape that has the axes which are declared."""
         axes = [*axes_of(self.reduction_axis), *axes_of(self.output_axis)]
         return (2,) * max(2, *(max(axis + 1, -axis) for axis in axes))
+
+    def axes_read(self, ndim: int) -> Iterable[int]:
+        """Return the axes that span matrices: along others there are further matrices."""
+        if self.reduction_axis is None:
+            return range(ndim)
+        return [axis % ndim for axis in (*axes_of(self.reduction_axis), *axes_of(self.output_axis))]
 
 
 class Orthogonalize(OfMatrices):
