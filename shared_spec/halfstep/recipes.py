@@ -18,7 +18,7 @@ Contract: F1, F5, F6, F12 to F19.
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from halfstep.did_you_mean import did_you_mean, listed
@@ -41,8 +41,36 @@ class Settings(TypedDict, total=False):
     mu_rounding: Rounding
 
 
+class _Recipe(Mapping):
+    """Settings that nobody changes; a pickle, or a copy, has the recipe of that name."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = dict(settings)
+
+    def __getitem__(self, key: str) -> object:
+        return self._settings[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    def __or__(self, other: Mapping) -> Arguments:
+        return self._settings | dict(other)
+
+    def __ror__(self, other: Mapping) -> Arguments:
+        return dict(other) | self._settings
+
+    def __repr__(self) -> str:
+        return repr(self._settings)
+
+    def __reduce__(self) -> str:
+        return next(name for name, x in _recipes().items() if x is self)
+
+
 def _recipe(settings: Settings) -> Settings:
-    return cast("Settings", types.MappingProxyType(settings))  # which nobody changes
+    return cast("Settings", _Recipe(settings))
 
 
 full_precision = _recipe({"param_storage": "split16", "mu_dtype": "float32", "nu_dtype": "float32"})
@@ -158,7 +186,7 @@ def _check_arguments(
     caller: str, args: tuple, options: Arguments, moments: Sequence[Moment], stores_weights: bool
 ) -> None:
     """Refuse recipes where they are not recipes, or not of such an optimizer."""
-    if any(isinstance(x, types.MappingProxyType) for x in args):
+    if any(isinstance(x, _Recipe) for x in args):
         raise TypeError(f'{caller}: a recipe is given by position. Pass it by name, as recipe="one_pass".')
     of_argument = {moment.dtype: moment for moment in moments}
     for name in ("mu_dtype", "nu_dtype"):
@@ -220,7 +248,7 @@ def _formats(moment: Moment, moments: Sequence[Moment]) -> Mapping[str, str | Fo
 
 
 def _recipes() -> dict[str, Arguments]:
-    return {name: x for name, x in globals().items() if isinstance(x, types.MappingProxyType)}
+    return {name: x for name, x in globals().items() if isinstance(x, _Recipe)}
 
 
 def _offered(moments: Sequence[Moment], stores_weights: bool) -> list[str]:

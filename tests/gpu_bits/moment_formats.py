@@ -3,8 +3,7 @@
 import functools
 import itertools
 import re
-from collections.abc import Iterator
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
 
 import halfstep_jax as hs
 import halfstep_spec as spec
@@ -29,7 +28,7 @@ _FURTHER: tuple[Pair, ...] = (
 
 def recipe_options() -> dict[str, dict]:
     """Return the arguments of every recipe, by its name."""
-    return {name: dict(value) for name, value in vars(recipes).items() if isinstance(value, MappingProxyType)}
+    return {name: dict(value) for name, value in vars(recipes).items() if isinstance(value, Mapping)}
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """`python -m halfstep` says what is installed, and whether steps on this machine give the contract's bits."""
 
 import importlib.util
-import types
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ MACHINES = (halfstep_jax.machine, halfstep_torch.report.machine)
 
 def test_every_recipe_is_tried():
     names = vars(command.recipes).items()
-    mappings = [name for name, value in names if isinstance(value, types.MappingProxyType) and name[0] != "_"]
+    mappings = [name for name, value in names if isinstance(value, Mapping) and name[0] != "_"]
     assert sorted(command.RECIPES) == sorted(mappings)
 
 

@@ -1,5 +1,6 @@
 """An average of the weights over steps, in their own dtype, that does not stall. Contract: G3."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -55,24 +56,29 @@ def ema_params(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{_FUNCTION}: model is {type(model).__name__}. Pass the module that is trained.")
     rate, seed = DecayRate.of(decay_rate(_FUNCTION, "decay", decay)), as_seed(_FUNCTION, seed)
+    return functools.partial(_average, model, rate, seed)
 
+
+@torch.no_grad()
+def _average(
+    model: torch.nn.Module,
+    rate: DecayRate,
+    seed: int,
+    averages: Sequence[Tensor],
+    params: Sequence[Tensor],
+    num_averaged: Tensor | int,
+) -> None:
     def average_of(average: Tensor, p: Tensor) -> Tensor:
         return ema(average, p, rate)
 
-    @torch.no_grad()
-    def multi_avg_fn(
-        averages: Sequence[Tensor], params: Sequence[Tensor], num_averaged: Tensor | int
-    ) -> None:
-        names, step = _names(model), min(int(num_averaged), LAST_STEP)
-        for average, p in zip(averages, params, strict=True):
-            if not p.is_floating_point() or not p.numel():
-                average.copy_(p)
-                continue
-            _check(names, p)
-            leaf, here, window = names[_place(p)], local_part(average), window_of(p)
-            round_in_place(here, (local_part(p),), average_of, seed, step, leaf, _ROLE, window=window)
-
-    return multi_avg_fn
+    names, step = _names(model), min(int(num_averaged), LAST_STEP)
+    for average, p in zip(averages, params, strict=True):
+        if not p.is_floating_point() or not p.numel():
+            average.copy_(p)
+            continue
+        _check(names, p)
+        leaf, here, window = names[_place(p)], local_part(average), window_of(p)
+        round_in_place(here, (local_part(p),), average_of, seed, step, leaf, _ROLE, window=window)
 
 
 def _names(model: torch.nn.Module) -> dict[tuple, str]:
