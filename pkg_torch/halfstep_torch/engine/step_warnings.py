@@ -180,7 +180,7 @@ def _warn_of_rates(caller: str, batches: Iterable[Batch]) -> None:
         rate, before = float(group.entries["lr"]), choices.stepped_lr
         if rate > before > 0:
             known = (choices.first_lr, group.entries.get("initial_lr"), group.entries.get("max_lr"))
-            before = max(before, *(float(x) for x in known if x is not None))
+            before = max([before, *(float(x) for x in known if x is not None)])
             if problem := rate_that_rose(rate, before, _KNOW_THE_RATE):
                 say_once(Advice(f"{caller}: a rate that rose", f"{caller}: {problem}"))
         choices.stepped_lr = max(choices.stepped_lr, rate)
