@@ -116,12 +116,12 @@ class Monitor:
         """Return the first elements of each weight, copied."""
         raise NotImplementedError
 
-    # `before` is what `_corners` returned.
+    # `before` is what `_corners` returned, and `step` what a framework's `read` is given.
     def _measured(self, before: Any, *step: Any) -> Sequence[float]:
         """Return lost updates as a share, the squares of both norms, and how many weights are not finite."""
         raise NotImplementedError
 
-    def _ends(self, *step: Any) -> Mapping[str, Mapping[str, Ends]]:
+    def _ends(self, *step: Any) -> Mapping[str, Mapping[str, Ends]]:  # the same
         """Return by format and weight how many second moments are at the ends of their codes."""
         raise NotImplementedError
 

@@ -8,7 +8,6 @@ Who casts the floats of a checkpoint leaves them alone, too.
 import collections
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from halfstep_torch.leaves.group_names import StateDict
 _MOVED = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int32, torch.int64)
 
 
-def as_bytes(entry: Mapping[str, Any]) -> StateDict:
+def as_bytes(entry: Mapping[str, object]) -> StateDict:
     """Return a parameter's state for a state dict: 2-byte codes get a last axis of two bytes."""
     entry = dict(entry)
     for key, x in entry.items():
@@ -30,7 +29,7 @@ def as_bytes(entry: Mapping[str, Any]) -> StateDict:
     return entry
 
 
-def from_bytes(entry: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> StateDict:
+def from_bytes(entry: Mapping[str, object], dtypes: Mapping[str, torch.dtype]) -> StateDict:
     """Return a parameter's state from a state dict, given the dtypes of its arrays."""
     entry = dict(entry)
     for key, dtype in dtypes.items():
@@ -41,7 +40,7 @@ def from_bytes(entry: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> S
     return entry
 
 
-def pickled(states: Mapping[Tensor, Mapping[str, Any]]) -> StateDict:
+def pickled(states: Mapping[Tensor, Mapping[str, object]]) -> StateDict:
     """Return states of parameters for a pickle: torch cannot unpickle 8-bit floats."""
     entries = {param: entry for param, entry in states.items() if isinstance(param, Tensor)}
     dtypes = {
@@ -52,7 +51,7 @@ def pickled(states: Mapping[Tensor, Mapping[str, Any]]) -> StateDict:
     return {"state": collections.defaultdict(dict, held), "_state_dtypes": dtypes}
 
 
-def unpickled(fields: Mapping[str, Any]) -> StateDict:
+def unpickled(fields: StateDict) -> StateDict:
     """Return the fields of a pickle, with the states that `pickled` was given."""
     fields = dict(fields)
     for param, dtypes in fields.pop("_state_dtypes", {}).items():
