@@ -172,7 +172,7 @@ def messages():
 
 
 # A line that raises or logs, and does not hand on what another says, as `raise ValueError(self.problem)`.
-HANDED_ON = r"\w+: |self\.problem\)|name\)|refusal\("
+HANDED_ON = r"\w+: |(self\.)?problem\)|name\)|refusal\("
 SAYS = re.compile(rf"\b(?:raise \w*(?:Error|Exception)|say_once|warnings\.warn)\((?!{HANDED_ON})")
 
 

@@ -39,7 +39,9 @@ def said_in(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             yield ast.unparse(node.exc.func), node.exc
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in _LOGS and node.args:
-            yield "log", node
+            advice = node.args[0]  # `Advice` has what it is about, and then its text
+            is_about = isinstance(advice, ast.Call) and ast.unparse(advice.func) == "Advice"
+            yield "log", ast.Call(node.func, advice.args[1:], [], lineno=node.lineno) if is_about else node
 
 
 def text_of(node: ast.expr) -> str | None:

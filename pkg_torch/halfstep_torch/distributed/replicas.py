@@ -72,18 +72,27 @@ def check_counts(caller: str, key: str, slots: Sequence[Replica]) -> None:
         compare_gradients(caller, store, torch.distributed.get_rank(), key, slots)
 
 
-def compare_gradients(caller: str, store: Any, rank: int, key: str, slots: Sequence[Replica]) -> None:
+def compare_gradients(
+    caller: str,
+    store: Any,  # as `_store` returns
+    rank: int,
+    key: str,
+    slots: Sequence[Replica],
+) -> None:
     """Compare gradients with those in a store, or leave them there."""
     step = max(slot.step for slot in slots)
     report = _digest([*map(_corner, _grads(slots)), *map(_sum_of_bits, _grads(slots))])
     first = json.loads(store.compare_set(f"{key}/{step}", "", json.dumps([rank, report])))
     if first[1] != report:
-        text = (
-            f"{caller}: replicas of a model on ranks {first[0]} and {rank} have different gradients at step "
-            f"{step}. If they still train one model, their counts of steps have come apart, as after join "
-            "with uneven inputs, and they round weights differently. Load one rank's state_dict on all ranks."
+        say_once(
+            Advice(
+                f"{caller}: counts of replicas",
+                f"{caller}: replicas of a model on ranks {first[0]} and {rank} have different gradients at "
+                f"step {step}. If they still train one model, their counts of steps have come apart, as "
+                "after join with uneven inputs, and they round weights differently. Load one rank's "
+                "state_dict on all ranks.",
+            )
         )
-        say_once(Advice(f"{caller}: counts of replicas", text))
 
 
 def _store() -> Any:  # a torch.distributed.Store, which some builds of torch lack; or None
