@@ -5,7 +5,7 @@ Contract: W7. Names come from key paths, never from positions: masks and partiti
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,12 +33,14 @@ class Leaves:
         names: one per leaf.
         values: the leaves.
         treedef: their tree.
+        wide: of each leaf, whether it was float64.
     """
 
     caller: str
     names: list[str]
     values: list[Tree]
     treedef: Any  # a PyTreeDef, which checkers take for a variable
+    wide: Sequence[bool] = ()
 
     def match(self, tree, owner: str, hint: str, shapes: list | None = None) -> list[Tree]:
         """Return the values of another tree of the same structure, leaf by leaf.
@@ -87,6 +89,17 @@ class Leaves:
         ]
         return [_dtype_name(p) if is_known else None for p, is_known in zip(weights, known, strict=True)]
 
+    def widened(self, us: Tree, params=None) -> Tree:
+        """Return a tree of updates: in float64 where the leaf or its weight is float64, as Optax's are."""
+        wide = [dtype == "float64" for dtype in self.weight_dtypes(params)]
+        wide = [is_wide or p_is_wide for is_wide, p_is_wide in zip(self.wide, wide, strict=True)]
+        if not any(wide) or jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+            return us
+        rows = zip(self.treedef.flatten_up_to(us), wide, strict=True)
+        return self.treedef.unflatten(
+            [u if u is None or not is_wide else u.astype(np.float64) for u, is_wide in rows]
+        )
+
     def unzip(self, columns: int, rows: list[tuple]) -> tuple[Tree, ...]:
         """Return `columns` trees; the k-th has the k-th entry of each leaf's row."""
         transposed = zip(*rows, strict=True) if rows else [()] * columns
@@ -99,11 +112,12 @@ class Leaves:
 
 
 def flatten_updates(caller: str, updates) -> Leaves:
-    """Flatten `updates`; float64 leaves become float32."""
+    """Flatten `updates`; float64 leaves become float32, and `widened` makes float64 of their updates."""
     named = named_leaves(updates, _is_none)
     _check_names(caller, [name for name, _ in named])
     values = [_checked(caller, name, value) for name, value in named]
-    return Leaves(caller, [name for name, _ in named], values, jax.tree.structure(updates, _is_none))
+    wide = [_dtype_name(value) == "float64" for _, value in named]
+    return Leaves(caller, [name for name, _ in named], values, jax.tree.structure(updates, _is_none), wide)
 
 
 def _is_none(x) -> bool:

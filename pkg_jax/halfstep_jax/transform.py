@@ -73,8 +73,9 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         rule: an instance of a class that derives from `halfstep.Rule`.
 
     Returns:
-        An Optax transform. Its updates are float32. If the rule has moments, its state is the class's
-        `State`, or a NamedTuple of `count`, `seed` and the moments. Without moments it is a count, or empty.
+        An Optax transform. Its updates are float32, of float64 gradients float64. If the rule has moments,
+        its state is the class's `State`, or a NamedTuple of `count`, `seed` and the moments. Without moments
+        it is a count, or empty.
 
     Raises:
         TypeError: if a hyperparameter or dtype is of the wrong type; from `init` and `update`, if a leaf is
@@ -131,10 +132,13 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         numbers = numbers_at(rule, before, count)
         if not stored:
             after = state if count is None else ScheduleState(count)
-            return _without_moments(rule, leaves, weights, numbers), after
+            return leaves.widened(_without_moments(rule, leaves, weights, numbers)), after
         dtypes = leaves.weight_dtypes(params)
         us, trees = _with_moments(rule, stored, leaves, weights, dtypes, numbers, state, count)
-        us = watched(rule.name, leaves, weights, us) if rule.rounds_weights else us
+        if rule.rounds_weights:
+            us = watched(rule.name, leaves, weights, leaves.widened(us, params))
+        else:
+            us = leaves.widened(us)
         return us, _state(rule, count, state.seed, trees)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -69,7 +69,7 @@ def is_wide(p) -> bool:
 
 def watched(caller: str, leaves: Leaves, weights: list, us: Tree) -> Tree:
     """Return the tree of updates that a link applies; while it is watched, stand-ins for those of 16 bits."""
-    _refuse_steps_left_out(caller)
+    _refuse_steps_left_out(caller, us)
     watched_updates = _watched.get()
     if watched_updates is None:
         return us
@@ -79,11 +79,11 @@ def watched(caller: str, leaves: Leaves, weights: list, us: Tree) -> Tree:
     )
 
 
-def _refuse_steps_left_out(caller: str) -> None:
-    """Refuse Optax's wrappers under gradients of 16 bits: JAX would name two dtypes, and not the way out.
+def _refuse_steps_left_out(caller: str, us: Tree) -> None:
+    """Refuse Optax's wrappers under gradients of another dtype than updates.
 
-    They call an update from a branch of `lax.cond`, whose other branch has the gradients' dtype. Only the
-    frames of that call tell of it.
+    JAX would name two dtypes, and not the way out. They call an update from a branch of `lax.cond`, whose
+    other branch has the gradients' dtype. Only the frames of that call tell of it.
     """
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_name != "do_update":
@@ -91,10 +91,12 @@ def _refuse_steps_left_out(caller: str) -> None:
     if frame is None or not frame.f_globals["__name__"].startswith("optax."):
         return
     gradients = jax.tree.leaves(frame.f_locals.get("updates"))
-    if any(g.dtype != jnp.float32 for g in gradients):
+    for g, u in zip(gradients, jax.tree.leaves(us), strict=False):
+        if g.dtype == u.dtype:
+            continue
         raise TypeError(
             f"{caller}: a wrapper that leaves steps out, as optax.apply_if_finite, wants updates in the "
-            f"dtype of the gradients, {gradients[0].dtype}, and what is applied to 16-bit weights is "
-            "float32. Cast the gradients to float32 before it; for apply_if_finite there is "
+            f"dtype of the gradients, {g.dtype}, and the updates of these weights are {u.dtype}. "
+            f"Cast the gradients to {u.dtype} before it; for apply_if_finite there is "
             "halfstep_jax.skip_nonfinite."
         )

@@ -47,7 +47,7 @@ _ANOTHER = (
 
 _LEFT_OUT = (
     "a wrapper that leaves steps out, as optax.apply_if_finite, wants updates in the dtype of the gradients, "
-    "bfloat16, and what is applied to 16-bit weights is float32. Cast the gradients to float32 before it; for "
+    "bfloat16, and the updates of these weights are float32. Cast the gradients to float32 before it; for "
     "apply_if_finite there is halfstep_jax.skip_nonfinite."
 )
 

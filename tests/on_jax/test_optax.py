@@ -171,6 +171,45 @@ def test_float64_weights_are_stepped_in_float32_and_keep_what_they_are(param_sto
             assert new.tolist() == (wide + updates["wide"]).tolist()
 
 
+OF_FLOAT64 = {
+    "adamw": lambda: hs.adamw(1e-2),
+    "nearest": lambda: hs.adamw(1e-2, param_storage="nearest"),
+    "feedback": lambda: hs.adamw(1e-2, **hs.recipes.one_pass),
+    # Optax computes in the dtype of the gradients.
+    "split16": lambda: hs.store_params(optax.sgd(1e-2), "split16"),
+    "split16 of float32 updates": lambda: hs.store_params(hs.scale_by_adam(), "split16"),
+    "lamb": lambda: hs.lamb(1e-2),
+    "sgd": lambda: hs.sgd(1e-2),
+    "accumulated": lambda: hs.accumulate_gradients(optax.sgd(1e-2), 2),
+    "skipped": lambda: hs.skip_nonfinite(hs.adamw(1e-2)),
+    "left out": lambda: optax.apply_if_finite(hs.adamw(1e-2), 3),
+}
+
+
+@pytest.mark.parametrize("name", OF_FLOAT64)
+def test_updates_of_float64_gradients_are_float64_with_the_values_of_float32(name):
+    tx = OF_FLOAT64[name]()
+    with jax.enable_x64(True):
+        wide = {"w": jnp.linspace(0.5, 1, 6).reshape(2, 3), "b": jnp.ones(3, jnp.float32), "n": None}
+        narrow = {"w": wide["w"].astype(jnp.float32), "b": wide["b"], "n": None}
+        us, _ = tx.update(wide, tx.init(wide), wide)
+        due, _ = tx.update(narrow, tx.init(narrow), narrow)
+        assert (us["w"].dtype, us["b"].dtype) == (jnp.float64, jnp.float32)
+        np.testing.assert_allclose(us["w"], due["w"], rtol=0 if name != "split16" else 2**-22)
+        # Weakly typed, as gpjax's: a float32 update would make float32 of it.
+        weak = {"w": jnp.asarray(1.0)}
+        us, _ = tx.update(weak, tx.init(weak), weak)
+        assert (weak["w"] + us["w"]).dtype == jnp.float64
+
+
+def test_last_links_return_float64_for_float64_weights_with_float32_gradients():
+    with jax.enable_x64(True):
+        params, g = {"w": jnp.ones(3)}, {"w": jnp.ones(3, jnp.float32)}
+        for storage in ("stochastic", "split16", "master", "compensated"):
+            tx = hs.adamw(1e-2, param_storage=storage)
+            assert tx.update(g, tx.init(params), params)[0]["w"].dtype == jnp.float64, storage
+
+
 def test_what_lies_inside_sees_float64_weights_in_float32():
     seen = []
     inner = optax.stateless(lambda updates, params: (seen.append(params["w"].dtype), updates)[1])

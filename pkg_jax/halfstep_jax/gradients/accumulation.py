@@ -115,7 +115,7 @@ def accumulate_gradients(
         due = mini_step == every_k
         us, sums, inner_state = _branch(due, step, idle, sums, state.inner_state)
         mini_step = jnp.where(due, 0, mini_step)
-        return us, AccumulateGradientsState(count, mini_step, state.seed, sums, inner_state)
+        return leaves.widened(us), AccumulateGradientsState(count, mini_step, state.seed, sums, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

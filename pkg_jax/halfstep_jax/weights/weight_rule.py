@@ -115,7 +115,7 @@ def weight_transform(
         check_state(rule.name, state, rule.State)
         # Of `optax.lookahead` both copies are stored, and gradients are of one.
         has_copies = inner is not None and isinstance(params, optax.LookaheadParams)
-        leaves = flatten_updates(rule.name, params if has_copies else updates)
+        leaves = given = flatten_updates(rule.name, params if has_copies else updates)
         weights = leaves.weights(params)
         if hasattr(state, "narrowest"):
             _check_narrowest(rule, params, state.narrowest)
@@ -130,7 +130,7 @@ def weight_transform(
             after[count] = next_count(getattr(state, count))
         keys = param_keys(leaves, state.seed, after[count]) if count else None
         us, extras = apply_to_leaves(rule, leaves, weights, extras, keys)
-        us = watched(rule.name, leaves, weights, us)
+        us = watched(rule.name, leaves, weights, given.widened(us, params))
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
 
     return optax.GradientTransformationExtraArgs(init, update)
