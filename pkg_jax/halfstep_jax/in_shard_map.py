@@ -1,6 +1,8 @@
 """A transform inside `jax.shard_map`, where arrays are shards, with the bits of a step on whole arrays."""
 
 import contextlib
+import functools
+import logging
 from collections.abc import Iterator
 
 import jax
@@ -8,9 +10,10 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from halfstep_jax.leaf_calls import Tree
-from halfstep_jax.leaves import with_prefix
-from halfstep_jax.xla.shards import known_shards, manual_axes, shard_of
+from halfstep_jax.leaves import named_leaves, with_prefix
+from halfstep_jax.xla.shards import Shard, known_shards, manual_axes, shard_of, varying
 
+_LOG = logging.getLogger("halfstep_jax")
 _FUNCTION = "in_shard_map"
 
 
@@ -73,19 +76,20 @@ def in_shard_map(inner: optax.GradientTransformation, specs: Tree) -> optax.Grad
             return inner.init(params)
 
     def update(updates, state, params=None, **extra_args):
-        with _shard_context(specs, updates):
+        with _shard_context(specs, updates) as shards:
+            _say_what_varies(shards, params)
             return inner_update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 @contextlib.contextmanager
-def _shard_context(specs, tree) -> Iterator[None]:
+def _shard_context(specs, tree) -> Iterator[dict[str, Shard]]:
     """Tell links which shards the arrays of a tree are; outside of `jax.shard_map`, do nothing."""
+    shards: dict[str, Shard] = {}
     if not manual_axes():
-        yield
+        yield shards
         return
-    shards = {}
     for name, x, spec in with_prefix(_FUNCTION, "specs", specs, tree, _is_spec):
         spec = spec.spec if isinstance(spec, NamedSharding) else spec
         if len(spec) > x.ndim:
@@ -94,7 +98,24 @@ def _shard_context(specs, tree) -> Iterator[None]:
             )
         shards[name] = shard_of(spec, x.shape)
     with known_shards(shards):
-        yield
+        yield shards
+
+
+def _say_what_varies(shards: dict[str, Shard], params: Tree) -> None:
+    """Log once of weights that differ by device where specs say that they are equal."""
+    for name, x in named_leaves(params) if shards else []:
+        if isinstance(x, jax.Array) and name in shards and (axes := varying(x) - {*shards[name].axes}):
+            _say_once(tuple(sorted(axes)), name)
+            return
+
+
+@functools.cache
+def _say_once(axes: tuple[str, ...], name: str) -> None:
+    _LOG.warning(
+        f"in_shard_map: specs say that devices along {axes} have the same '{name}', and it may differ. If it "
+        "is cut there, name the axes in its spec. If each device trains its own weights, give each its own "
+        "seed, made of jax.lax.axis_index. Where the weights are the same, nothing is wrong."
+    )
 
 
 def _is_spec(x) -> bool:

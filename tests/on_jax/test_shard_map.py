@@ -254,3 +254,22 @@ def test_specs_that_are_none_are_refused():
         eight_by(P("x"), hs.in_shard_map(hs.adamw(1e-3), {"v": P("x")}))
     with pytest.raises(ValueError, match=r"in_shard_map: the spec of 'w' is .*, its shape \(4, 512\)"):
         eight_by(P("x"), hs.in_shard_map(hs.adamw(1e-3), {"w": P("x", None, "y")}))
+
+
+def test_weights_that_differ_by_device_are_named_once_and_may_have_seeds(caplog):
+    params = {"q": jnp.ones((4, 1000), jnp.bfloat16)}
+
+    def inside(params):
+        params = {"q": params["q"][0]}
+        seed = jnp.stack([jnp.uint32(0), jax.lax.axis_index("x").astype(jnp.uint32)])
+        tx = hs.in_shard_map(hs.adamw(1e-2, seed=seed), P())
+        return take_step(tx, params, tx.init(params), params)[0]["q"][None]
+
+    step = jax.shard_map(inside, mesh=mesh(), in_specs=({"q": P("x")},), out_specs=P("x"))
+    members = jax.jit(step)(params)
+    assert [r.getMessage().split(". ")[0] for r in caplog.records] == [
+        "in_shard_map: specs say that devices along ('x',) have the same 'q', and it may differ"
+    ]
+    tx, alone = hs.adamw(1e-2, seed=2), {"q": params["q"][2]}
+    np.testing.assert_array_equal(members[2], take_step(tx, alone, tx.init(alone), alone)[0]["q"])
+    assert (members[0] != members[1]).any()

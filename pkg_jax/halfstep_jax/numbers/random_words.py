@@ -21,7 +21,7 @@ from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.arrays import JaxArrays
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.xla.exact import opaque_zero
-from halfstep_jax.xla.shards import Shard, whole_shape
+from halfstep_jax.xla.shards import Shard, vary_together, whole_shape
 
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
 _LOW_HALF = np.uint32(0xFFFF)
@@ -186,8 +186,10 @@ def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: 
     role = np.asarray(roles, np.uint32)[:, None]
     numbers = jnp.stack([jnp.broadcast_to(number, shape) for number in (step, leaf, role)])
     first, second = (jnp.broadcast_to(seed[i], shape) for i in range(2))
-    start = (first, second, jnp.zeros(shape, jnp.uint32), jnp.asarray(seed[1]))
-    (_, k1, k0, zero), _ = lax.scan(_fold, start, numbers)
+    start = [first, second, jnp.zeros(shape, jnp.uint32), jnp.asarray(seed[1])]
+    # Seeds may differ by device inside `jax.shard_map`.
+    *start, numbers = vary_together([*start, numbers])
+    (_, k1, k0, zero), _ = lax.scan(_fold, tuple(start), numbers)
     return LeafKeys(tuple(map(int, roles)), k0, k1, zero & np.uint32(1))
 
 
