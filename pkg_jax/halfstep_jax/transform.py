@@ -118,7 +118,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         check_params(rule.name, params)
         _say_what_stays_wide(rule, stored, params)
         trees = {name: moment.init(params) for name, moment in stored.items()}
-        return _state(rule, jnp.zeros([], jnp.int32), new_seed(words), trees)
+        return _state(rule, jnp.zeros([], jnp.int32), new_seed(words, params, trees), trees)
 
     def update(updates, state, params=None, **extra_args):
         del extra_args

@@ -78,7 +78,7 @@ def ema_params(
     def init(params):
         check_params(_FUNCTION, params, wide=False)
         start = jax.tree.map(lambda p: jnp.array(p, copy=True), params)
-        return EmaParamsState(jnp.zeros([], jnp.int32), new_seed(words), start)
+        return EmaParamsState(jnp.zeros([], jnp.int32), new_seed(words, params), start)
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args

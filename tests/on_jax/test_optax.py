@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
+from halfstep_jax.numbers import seeds
 from on_jax.steps import DTYPES, assert_trees_same, gradients, run, take_step, weights
 
 ALIASES = {
@@ -94,18 +95,42 @@ def test_seeds_go_by_integer_words_and_arrays():
     assert_trees_same(traced(jnp.array([0, 7], jnp.uint32)), results[0])
 
 
+MAPPED = {
+    "adamw": (lambda seed: hs.adamw(1e-2, seed=seed), "bfloat16", 1),
+    "a sum": (lambda seed: hs.accumulate_gradients(optax.sgd(0.1), 2, seed=seed), "bfloat16", 1),
+    "a stored state": (lambda seed: hs.store_state(optax.trace(0.9), "bfloat16", seed=seed), "float32", 1),
+    "float32": (lambda seed: hs.adamw(1e-2, seed=seed), "float32", 0),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_members_of_a_vmap_with_one_seed_are_warned_of_once(name, caplog):
+    make, dtype, warnings = MAPPED[name]
+    params = {"w": jnp.ones((3, 4), dtype)}
+    seeds._warn_of_equal_seeds.cache_clear()
+    keys = jax.random.split(jax.random.key(0), 3)
+    own = jax.vmap(lambda p, seed: make(seed).init(p))(params, keys)
+    make(0).init(params)
+    assert not caplog.records
+    assert len(np.unique(np.asarray(optax.tree.get_all_with_path(own, "seed")[0][1]), axis=0)) == 3
+    for _ in range(2):
+        jax.jit(jax.vmap(make(0).init))(params)
+    assert len(caplog.records) == warnings
+    assert all("Give each member its own seed" in x.message for x in caplog.records)
+
+
 @pytest.mark.slow
 def test_vmap_over_seeds_and_params_is_one_run_each():
     rows = gradients(2, 30)
     params = jnp.stack([weights(30, seed=k) for k in range(3)])
-    seeds = jnp.array([[0, 1], [2, 0], [0, 3]], jnp.uint32)
+    words = jnp.array([[0, 1], [2, 0], [0, 3]], jnp.uint32)
 
     def two_steps(p, seed):
         return run(hs.adamw(1e-2, seed=seed), {"w": p}, {"w": rows})
 
-    together = jax.jit(jax.vmap(two_steps))(params, seeds)
+    together = jax.jit(jax.vmap(two_steps))(params, words)
     for k in range(3):
-        alone = run(hs.adamw(1e-2, seed=seeds[k]), {"w": params[k]}, {"w": rows})
+        alone = run(hs.adamw(1e-2, seed=words[k]), {"w": params[k]}, {"w": rows})
         assert_trees_same(jax.tree.map(lambda x, k=k: x[k], together), alone)
 
 

@@ -93,7 +93,9 @@ def accumulate_gradients(
         sums = jax.tree.map(lambda p: jnp.full_like(p, -0.0, dtype=name), params)
         # Two arrays: one buffer cannot be donated twice.
         count, mini_step = jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32)
-        return AccumulateGradientsState(count, mini_step, new_seed(words), sums, inner.init(params))
+        return AccumulateGradientsState(
+            count, mini_step, new_seed(words, params, sums), sums, inner.init(params)
+        )
 
     def update(updates, state, params=None, **extra_args):
         check_state(_FUNCTION, state, AccumulateGradientsState)

@@ -4,12 +4,18 @@ Contract: W2. Raw words rather than a JAX key: every checkpoint library can hold
 changes what they mean.
 """
 
+import functools
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from halfstep.seeds import TWO_WORDS, as_seed
+from halfstep_jax.leaf_calls import Tree
+
+_LOG = logging.getLogger("halfstep_jax")
 
 
 def seed_words(caller: str, seed) -> np.ndarray | jax.Array:
@@ -29,9 +35,31 @@ def seed_words(caller: str, seed) -> np.ndarray | jax.Array:
     return np.array(divmod(as_seed(caller, seed), 2**32), np.uint32)
 
 
-def new_seed(words: np.ndarray | jax.Array) -> jax.Array:
-    """Return the seed of a new state: an array of its own."""
+def new_seed(words: np.ndarray | jax.Array, *arrays: Tree) -> jax.Array:
+    """Return the seed of a new state: an array of its own.
+
+    `arrays` are the weights and what the state has beside them. If `jax.vmap` maps over them, and not over
+    the seed, the members round with equal words: one warning.
+    """
+    leaves = jax.tree.leaves(arrays)
+    if any(map(_is_mapped, leaves)) and not _is_mapped(words):
+        if any(jnp.asarray(x).dtype.itemsize < 4 for x in leaves):  # Others are not rounded.
+            _warn_of_equal_seeds()
     return jnp.array(words, copy=True)
+
+
+def _is_mapped(x: object) -> bool:
+    """Whether an array is one of `jax.vmap`, whose class has no public name."""
+    return isinstance(x, Tracer) and type(x).__name__ == "BatchTracer"
+
+
+@functools.cache
+def _warn_of_equal_seeds() -> None:
+    _LOG.warning(
+        "init in jax.vmap: all members get the same seed, so their rounding errors correlate, and a mean of "
+        "members keeps most of them. Give each member its own seed: jax.vmap(lambda p, seed: "
+        "adamw(1e-3, seed=seed).init(p))(params, jax.random.split(jax.random.key(0), n))."
+    )
 
 
 def _of_array(caller: str, seed) -> np.ndarray | jax.Array:

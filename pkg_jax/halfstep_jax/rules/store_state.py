@@ -121,7 +121,7 @@ def store_state(
         arrays = storage.arrays(inner_state)
         storage.check(arrays)
         first = storage.first(arrays, inner_state)
-        state = StoreStateState(jnp.zeros([], jnp.int32), new_seed(words), *first)
+        state = StoreStateState(jnp.zeros([], jnp.int32), new_seed(words, params, first), *first)
         return report(storage, params, state, Inside(links, inner_state, [array.format for array in arrays]))
 
     def update(updates, state, params=None, **extra_args):

@@ -103,7 +103,7 @@ def weight_transform(
         wide = jax.tree.map(lambda p: jnp.asarray(p).astype(jnp.float32), params) if inner else None
         first = _first_extras(rule, params)
         mark = narrowest(params)
-        state = _state(rule, jnp.zeros([], jnp.int32), new_seed(words), first, mark, inner, wide)
+        state = _state(rule, jnp.zeros([], jnp.int32), new_seed(words, params), first, mark, inner, wide)
         return report(rule, params, state)
 
     def update(updates, state, params=None, **extra_args):
