@@ -500,7 +500,8 @@ def test_state_that_no_load_takes_is_refused_when_it_is_saved():
     step_by_ones(optimizer)
     kept = dict(optimizer.state[p])
     for key, value, message in (
-        ("exp_avg", None, r"^state_dict: exp_avg of 'w' is a NoneType, not a tensor\. No load takes it\."),
+        ("exp_avg", None, r"^state_dict: exp_avg of 'w' is a NoneType, not a dense tensor\. No load"),
+        ("exp_avg", torch.ones(4).to_sparse(), r"exp_avg of 'w' is a torch.sparse_coo tensor, not a dense"),
         ("step", torch.tensor(-3), r"^state_dict: the step of 'w' is -3, no whole number"),
         ("step", None, r"^state_dict: the step of 'w' is a NoneType"),
     ):
@@ -508,7 +509,12 @@ def test_state_that_no_load_takes_is_refused_when_it_is_saved():
         with pytest.raises((TypeError, ValueError), match=message):
             optimizer.state_dict()
         optimizer.state[p].update(kept)
+    optimizer.state[7] = {"slow": 1}
+    with pytest.raises(ValueError, match=r"^state_dict: state\[7\] is of no parameter, and no load takes it"):
+        optimizer.state_dict()
+    optimizer.state["lookahead"] = optimizer.state.pop(7)
     optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.state["lookahead"] == {"slow": 1}
 
 
 def test_a_file_of_ours_names_state_of_others_that_it_does_not_hold(tmp_path, caplog):

@@ -44,10 +44,21 @@ def check_kept(name: str, own: SavedState) -> None:
         return
     saved_step("state_dict", name, own.get("step"))
     for key, x in own.items():
-        if not isinstance(x, Tensor):
+        if not isinstance(x, Tensor) or x.layout != torch.strided:
+            kind = f"{x.layout} tensor" if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(
-                f"state_dict: {key} of {name!r} is a {type(x).__name__}, not a tensor. No load takes it. "
+                f"state_dict: {key} of {name!r} is a {kind}, not a dense tensor. No load takes it. "
                 "Put back what a step wrote there, or delete the parameter's state to restart it."
+            )
+
+
+def check_keys(state: SavedState, ids: set[int | str]) -> None:
+    """Raise ValueError for a key that a load would take for a parameter's."""
+    for key in state:
+        if key not in ids and may_be_parameter(key, ids):
+            raise ValueError(
+                f"state_dict: state[{key!r}] is of no parameter, and no load takes it: numbers stand for "
+                'parameters there. Keep it under a name, such as state["lookahead"].'
             )
 
 

@@ -12,7 +12,14 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.optimizer_state.form import SavedState
-from halfstep_torch.optimizer_state.others_state import check_kept, check_others, copied, others_of, without
+from halfstep_torch.optimizer_state.others_state import (
+    check_kept,
+    check_keys,
+    check_others,
+    copied,
+    others_of,
+    without,
+)
 from halfstep_torch.optimizer_state.state_dict import (
     OTHER_FORMATS,
     check_counts,
@@ -33,7 +40,8 @@ def with_headers(optimizer: StateOwner, state_dict: StateDict) -> StateDict:
     What others keep in the state stays as it is. A state that no load would take raises here.
     """
     state = state_dict["state"]
-    ids = (key for group in state_dict["param_groups"] for key in group["params"])
+    ids = [key for group in state_dict["param_groups"] for key in group["params"]]
+    check_keys(state, set(ids))
     for key, (i, name, _) in zip(ids, optimizer._named(), strict=True):
         if entry := state.get(key):
             chain = optimizer._choices[i].chain
