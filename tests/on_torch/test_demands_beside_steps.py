@@ -172,8 +172,8 @@ def test_it_is_printed_with_its_groups(make):
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        (lambda: [], ValueError, "empty parameter list"),
-        (lambda: torch.ones(2), TypeError, "should be an iterable of Tensors or dicts"),
+        (lambda: [], ValueError, "there are no parameters"),
+        (lambda: torch.ones(2), TypeError, "the parameters are a tensor"),
         (lambda: [{"params": {torch.nn.Parameter(torch.ones(2))}}], TypeError, "ordered collections"),
         (lambda: ["w"], TypeError, "can only optimize Tensors"),
         (lambda: [{"lr": 1.0}], KeyError, "params"),
