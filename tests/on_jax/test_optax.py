@@ -95,6 +95,16 @@ def test_seeds_go_by_integer_words_and_arrays():
     assert_trees_same(traced(jnp.array([0, 7], jnp.uint32)), results[0])
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_a_traced_seed_keeps_both_its_words(dtype):
+    with jax.enable_x64(True):
+        init = lambda seed: hs.round_stochastically(seed=seed).init({"w": jnp.ones(2)}).seed  # noqa: E731
+        for seed in (2**33 + 5, 7):
+            due = divmod(seed, 2**32)
+            assert tuple(jax.jit(init)(jnp.asarray(seed, dtype)).tolist()) == due
+            assert tuple(init(jnp.asarray(seed, dtype)).tolist()) == due
+
+
 MAPPED = {
     "adamw": (lambda seed: hs.adamw(1e-2, seed=seed), "bfloat16", 1),
     "a sum": (lambda seed: hs.accumulate_gradients(optax.sgd(0.1), 2, seed=seed), "bfloat16", 1),

@@ -80,4 +80,5 @@ def _of_array(caller: str, seed) -> np.ndarray | jax.Array:
     if not isinstance(seed, Tracer):
         return seed_words(caller, int(seed))
     low = seed.astype(jnp.uint32)
-    return jnp.stack([jnp.zeros_like(low), low])
+    high = (seed >> 32).astype(jnp.uint32) if seed.dtype.itemsize == 8 else jnp.zeros_like(low)
+    return jnp.stack([high, low])
