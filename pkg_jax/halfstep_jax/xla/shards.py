@@ -195,6 +195,6 @@ def _unknown_shard(caller: str, name: str, shape: tuple[int, ...], x) -> Shard |
     problem = (
         f"{caller}: inside jax.shard_map over {manual} '{name}' may be a shard, whose step needs random "
         "words, blocks or elements of the whole array. Say how weights are cut: in_shard_map(tx, specs), or "
-        "in_shard_map(tx, PartitionSpec()) where every device has them whole."
+        "in_shard_map(tx, PartitionSpec()) where every device has them whole, as in jax.pmap."
     )
     return Shard(tuple(shape), (1,) * len(shape), (np.uint32(0),) * len(shape), problem=problem)
