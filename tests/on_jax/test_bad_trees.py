@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from on_jax.steps import G, assert_trees_same, update
+from on_jax.steps import G, assert_trees_same, gradients, run, update, weights
 
 
 @pytest.mark.parametrize(
@@ -203,3 +203,31 @@ def test_trees_that_differ_in_a_static_field_are_told_without_their_arrays():
     ) as caught:
         tx.update(one, tx.init(one), other)
     assert "Array" not in str(caught.value)
+
+
+MOVED = {
+    "eight_bit": ("nu", lambda: hs.adamw(1e-3, recipe="eight_bit")),
+    "four_bit": ("mu", lambda: hs.adamw(1e-3, recipe="four_bit")),
+    "int8": ("mu", lambda: hs.lion(1e-3, mu_dtype=hs.scaled("int8", 32, scale="fine"))),
+}
+
+
+@pytest.mark.parametrize("size", [0.1, 1e-14, 1e-22])
+@pytest.mark.parametrize("name", MOVED)
+def test_moments_that_were_moved_without_their_scales_are_refused(name, size):
+    """Of numbers so small that scales are the lowest, states are taken: no state is refused that is right."""
+    moment, make = MOVED[name]
+    tx, g = make(), size * gradients(2, (64, 128))
+    params, state = run(tx, {"w": weights((64, 128))}, {"w": g})
+    moved = {"v": params["w"]}
+    fields = {x for x in ("mu", "nu") if x in state[0]._fields}
+    values = {x: {"v": getattr(state[0], x)["w"]} for x in fields}
+    scales = {x: getattr(state[0], x) for x in (f"{field}_scale" for field in fields)}
+    scales = {name: {"v": x["w"]} for name, x in scales.items() if isinstance(x, dict)}
+    alone = optax.tree.set(tx.init(moved), count=state[0].count, **values)
+    if size == 0.1:
+        with pytest.raises(
+            ValueError, match=rf"the {moment} of 'v' has codes, and its {moment}_scale is that"
+        ):
+            tx.update({"v": g[0]}, alone, moved)
+    tx.update({"v": g[0]}, optax.tree.set(alone, **scales), moved)

@@ -86,6 +86,28 @@ class Format(shared.Format):
             return f"is {scale.dtype}{list(scale.shape)}; {made}"
         return None if isinstance(scale, Tracer) else self.problem_of_scale(np.asarray(scale))
 
+    def lacks_scales(self, encoded: Encoded) -> bool:
+        """Whether codes stand beside the scales that zeros have, and were made with others; no traced arrays.
+
+        A scale is the smallest under which the block fits. So codes that would have it under the next scale
+        are of a block whose scale was left behind. Numbers that small are rare, and not so in all blocks.
+        """
+        (lowest, _), scale = self.codes.scale_range, encoded.scale
+        if scale is None or isinstance(encoded.codes, Tracer) or isinstance(scale, Tracer):
+            return False
+        if not (np.asarray(scale) == lowest).all():
+            return False
+        if not np.asarray(encoded.codes).any():
+            return False
+        if self.dithered:  # relative to a second moment, where no scale of a block is the lowest
+            return True
+        with jax.ensure_compile_time_eval():
+            next_scale = jnp.full_like(scale, lowest + 1)
+            values = self.decode(Encoded(encoded.codes, next_scale, encoded.shape))
+            full = np.asarray(self.scale_of(values) > lowest)
+            filled = np.asarray(block_maximum((values != 0).astype(jnp.float32), self.block_size)) > 0
+        return bool(full.sum() >= 0.9 * filled.sum())
+
     @_on_auto_axes
     def zeros_like(self, p) -> Encoded:
         """Return the codes and scales of zeros, in the shape and with the sharding of `p`."""

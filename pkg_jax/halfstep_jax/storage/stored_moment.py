@@ -329,7 +329,14 @@ class StoredMoment:
                 f"{self.caller}: the {self.name}_scale of '{leaf}' {problem}. "
                 "Pass the state that init made, and the block_size that it was made with."
             )
-        return Encoded(codes, scale, shape if fmt.packed else None)
+        encoded = Encoded(codes, scale, shape if fmt.packed else None)
+        if fmt.scaled and fmt.lacks_scales(encoded):
+            raise ValueError(
+                f"{self.caller}: the {self.name} of '{leaf}' has codes, and its {self.name}_scale is that of "
+                f"a fresh state: {self.name} was moved without its scales. Move {self.name}_scale too, a "
+                "dict by the names of weights."
+            )
+        return encoded
 
     def _refuse_freezing(self, fmt: Format) -> None:
         check_freezing(self.caller, self.field, fmt, self.rounding, self.rate)
