@@ -24,6 +24,8 @@ PAIRS = {"nu": "mu"}
 """The names of second moments, and of the first ones beside them."""
 SUMS = ("acc_grads", "grad_acc")
 """Fields of states that hold sums of gradients."""
+_COUNT = jax.tree_util.GetAttrKey("count")
+_MOST_STEPS = 64
 # Dtypes of codes.
 _CODES = (jnp.uint8, jnp.int8, jnp.float8_e4m3fn, jnp.float8_e5m2)
 # Fields of states that hold part of the weights, or gradients.
@@ -37,8 +39,8 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
     names = [_moment_name(path) if getattr(x, "shape", ()) in shapes else "" for path, x in paths]
     narrow = [bool(name) and x.dtype in NARROW for name, (_, x) in zip(names, paths, strict=True)]
     ones = [_above_one(x) if is_narrow else x for is_narrow, (_, x) in zip(narrow, paths, strict=True)]
-    nothing = jax.tree.map(jnp.zeros_like, params)
-    left = jax.tree.leaves(tx.update(zeros, treedef.unflatten(ones), nothing)[1])
+    after, rests = _after_a_step_of_all(tx, params, zeros, treedef.unflatten(ones))
+    left = jax.tree.leaves(after)
     tallies: dict[str, MomentTally] = collections.defaultdict(MomentTally)
     # Codes may be of another shape than their weight, and their dtype does not say the format.
     coded: dict[str, list] = collections.defaultdict(list)
@@ -48,7 +50,7 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
             coded[row.name].append(row)
     for name, (path, x), is_narrow, now in zip(names, paths, narrow, left, strict=True):
         if name and not (x.dtype in _CODES and name in coded):
-            shrinks = bool((now != _above_one(x)).any()) if is_narrow else True
+            shrinks = bool((now != _above_one(x)).any()) if is_narrow and not rests else True
             # The arrays of a state have one rate.
             tallies[name].add(x.dtype.name, x.size, jax.tree_util.keystr(path[:-1]), shrinks)
     for row in (row for of_name in coded.values() for row in of_name):
@@ -61,6 +63,27 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
             tallies[second].zero += int(((x == 0) & (other != 0)).sum())
         tallies[second].add_ends(leaf, *count_at_ends(texts.get((leaf, second), ""), x, other), x.size)
     return {name: tally.diagnosis for name, tally in tallies.items()}
+
+
+def _after_a_step_of_all(tx: optax.GradientTransformation, params, zeros, state):
+    """Return the state after steps without a gradient, until every link took one, and whether one took none.
+
+    Wrappers such as `optax.MultiSteps` and `optax.contrib.sam` call what they wrap at some steps alone.
+    """
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    update = jax.jit(tx.update)
+    after = tx.update(zeros, state, nothing)[1]
+    for _ in range(_MOST_STEPS):
+        if not _one_rests(state, after):
+            return after, False
+        after = update(zeros, after, nothing)[1]
+    return after, _one_rests(state, after)
+
+
+def _one_rests(before, after) -> bool:
+    """Whether the count of a link is the same in two states."""
+    rows = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    return any(path and path[-1] == _COUNT and bool((x == y).all()) for (path, x), y in rows)
 
 
 def nonfinite_moments(tx: optax.GradientTransformation, params, state) -> dict[str, Count]:

@@ -212,3 +212,21 @@ def test_a_state_of_another_dtype_than_a_fresh_one_is_told():
 def test_integer_weights_are_refused():
     with pytest.raises(TypeError, match="the weight 'n' is int32"):
         hs.diagnose(optax.sgd(1.0), {"n": jnp.ones(2, jnp.int32)}, {"n": jnp.ones(2)})
+
+
+NOT_AT_EVERY_STEP = {
+    "MultiSteps": lambda tx: optax.MultiSteps(tx, 3),
+    "accumulate_gradients": lambda tx: hs.accumulate_gradients(tx, 3),
+    "sam": lambda tx: optax.contrib.sam(tx, optax.sgd(0.05), sync_period=3),
+}
+
+
+@pytest.mark.parametrize("name", NOT_AT_EVERY_STEP)
+def test_moments_that_shrink_at_some_steps_alone_are_not_taken_for_frozen(name):
+    params = {"w": jnp.ones((4, 8), jnp.bfloat16)}
+    ours, theirs = (
+        hs.diagnose(NOT_AT_EVERY_STEP[name](tx), params, params).moments
+        for tx in (hs.adamw(1e-3, param_storage="nearest"), optax.scale_by_adam(mu_dtype="bfloat16"))
+    )
+    assert ours["mu"].frozen == ours["nu"].frozen == 0
+    assert theirs["nu"].frozen == 1
