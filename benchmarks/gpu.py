@@ -42,7 +42,6 @@ from backends.devices import jax_device, on_device, why_absent
 from compare import assert_same
 from halfstep_spec import SPEC_VERSION
 from halfstep_spec.vectors import load
-from halfstep_torch.engine.inductor import missing_options
 
 ROOT = pathlib.Path(__file__).parents[1]
 DEFAULT = "AdamW, bfloat16 (default)"
@@ -64,7 +63,6 @@ def machine(device: str) -> Row:
         except importlib.metadata.PackageNotFoundError:
             row[name] = "absent"
     row["cuda"] = torch.version.cuda
-    row["options of Inductor that are missing"] = list(missing_options(torch.device(device)))
     if shutil.which("nvidia-smi"):
         command = ["nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv,noheader"]
         row[_ASKED] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -5,7 +5,6 @@ each step    counts; numbers of groups whose entries are other objects; keys of 
 kept         what the state and the rows hold anyhow, and no gradient
 """
 
-import functools
 import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +15,13 @@ from torch import Tensor
 
 from halfstep.arrays import Array
 from halfstep_torch.distributed.shards import are_plain, local_part, sharding
-from halfstep_torch.engine.batches import Measured, check_finite, make_batches, measure
-from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
+from halfstep_torch.engine.batches import Batch, Measured, check_finite, make_batches, measure
 from halfstep_torch.engine.groups import ReadGroup
+from halfstep_torch.engine.kernels.kernel import Kernel, kernel_of
+from halfstep_torch.engine.number_places import number_places
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import count
-from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, send, sharing_streams
+from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, sharing_streams
 from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.leaves.memory import has_memory, is_other_view
@@ -94,9 +94,8 @@ class Launch:
         has_schedules: whether the lr of a group is a function of the step.
     """
 
-    def __init__(self, optimizer: StateOwner, named: Parameters, before: "Launch | None" = None) -> None:
-        """Check and sort parameters; take over the rows of the launch `before` where nothing changed."""
-        self._before = {batch.signature: batch.rows for batch in before.batches} if before else {}
+    def __init__(self, optimizer: StateOwner, named: Parameters) -> None:
+        """Check and sort parameters."""
         self._listed, self._key, self._numbers = [param for _, _, param in named], None, {}
         batches = make_batches(named, optimizer._group, optimizer.state, optimizer._home.slots_of)
         self.meshes, self.talking = meshes_of(self._listed), talking_meshes(batches)
@@ -108,7 +107,6 @@ class Launch:
         self.batches = [batch for batch in batches if has_memory(batch.slots[0].param)]
         self.on_meta = [batch for batch in batches if not has_memory(batch.slots[0].param)]
         self._sharing = sharing_streams(self.batches)
-        self._gathered = [batch for batch in batches if batch.slots[0].gathered]
         exchanging = (slot for batch in batches for slot in batch.slots if slot.exchanges)
         self._exchanging = {id(slot.counter): (slot.counter, slot) for slot in exchanging}
 
@@ -141,9 +139,6 @@ class Launch:
             if read.plan_key != before.plan_key and not self._keeps_plans(read):
                 return False
             self._groups[i] = read, _Entries(group, read)
-        for of_batch in self._eager:
-            if optimizer._compile.is_due(*of_batch):
-                return False
         for slots, step in zip(self._by_index, self._steps, strict=True):
             for slot in slots:
                 slot.step = step
@@ -178,16 +173,22 @@ class Launch:
         if self._looks:
             check_finite(optimizer._name, self.batches)
         self._numbers = attach_numbers(self.batches, measured, self._numbers)
-        if self._key is None:
-            for batch in self.batches:
-                elements = sum(slot.param.numel() for slot in batch.slots)
-                make, at_hand = functools.partial(compile_batch, batch), functools.partial(is_at_hand, batch)
-                optimizer._compile.prepare(optimizer._name, batch.device, elements, make, at_hand)
-        for batch in self._gathered if self._key else self.batches:
-            batch.with_rows(self._before)
-        self._before = {}
+        for batch in self.batches:
+            if optimizer._compile.wants(optimizer._name, batch.device):
+                batch.kernels = [self._kernel(optimizer, batch, k) for k in range(len(batch.plan.bounds))]
         attach_keys(self._sharing)
-        send(self.batches)
+
+    def _kernel(self, optimizer: StateOwner, batch: Batch, k: int) -> Kernel | None:
+        """Return the kernel of a batch's k-th stage, once it is compiled."""
+        if batch.kernels and batch.kernels[k] is not None:
+            return batch.kernels[k]
+        stage = batch.plan.padded_stages[k]
+        if not stage.compiles:
+            return None
+        numbers, *_ = batch.stage_numbers(k).values()
+        incoming = torch.float32 if k else batch.grad_dtype
+        kernel = kernel_of(stage, number_places(tuple(numbers)), incoming, batch.device)
+        return kernel if optimizer._compile.has(optimizer._name, kernel) else None
 
     def run(self) -> None:
         """Step the batches and count each when it ends: weights, state and counts change."""
@@ -214,11 +215,9 @@ class Launch:
             count(batch.counters, {slot.step for slot in batch.slots})
 
     def forget(self) -> None:
-        """Drop what was brought for this step, and its rows."""
+        """Drop what was brought for this step."""
         for action in self._actions:
             action.forget()
-        for batch in self._gathered:
-            batch.rows = []
 
     def keep(self, optimizer: StateOwner) -> None:
         """Store the key, so that the launch can run again."""
@@ -230,8 +229,6 @@ class Launch:
         self._by_index = [slots[index] for index in sorted(slots)]
         reads = {batch.group.index: batch.group for batch in self.batches}
         self._groups = {i: (read, _Entries(optimizer.param_groups[i], read)) for i, read in reads.items()}
-        elements = ((batch, sum(slot.param.numel() for slot in batch.slots)) for batch in self.batches)
-        self._eager = [(batch.device, n) for batch, n in elements if not batch.kernels]
         key, _ = _key_of(self._listed, optimizer.state, optimizer._compile.choice)
         self._key = [*itertools.chain(*key)]
 

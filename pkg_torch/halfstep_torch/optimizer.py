@@ -307,7 +307,8 @@ class Optimizer(torch.optim.Optimizer):
         with Attempt() as attempt:
             if launch is None or not launch.renew(self, scale_of(self)):
                 named = list(self._named()) if parameters is None else parameters
-                launch = self._launches[at] = Launch(self, named, self._launches.pop(at, None))
+                self._launches.pop(at, None)
+                launch = self._launches[at] = Launch(self, named)
                 if not (launch.batches or launch.on_meta or self.state):
                     warn_of_nothing(self, named)
         agreement.agree_on(attempt.error, launch)

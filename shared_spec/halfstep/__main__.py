@@ -165,9 +165,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m halfstep", description="Print what is installed, and try it."
     )
-    parser.add_argument(
-        "--compiled", action="store_true", help="also under torch.compile: minutes, not seconds"
-    )
     parser.add_argument("--version", action="version", version=f"halfstep {__version__}")
     commands = parser.add_subparsers(dest="command")
     memory = commands.add_parser("memory", help="print what a model of a size takes, by recipe")
@@ -181,7 +178,6 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if given.command == "warm":
         return warm(given.recipes)
-    compiled = given.compiled
     print(f"halfstep {__version__}, contract version {SPEC_VERSION}")
     print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}, ", end="")
     print(f"{os.cpu_count()} processors; {versions('')}")
@@ -196,9 +192,6 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(f"  {line}" for line in (*filter(None, notes), *machine.about())), flush=True)
         for device in machine.devices():
             for mode in machine.MODES:
-                if mode == "torch.compile" and not compiled:
-                    print(f"  {device}, {mode}: not tried; --compiled tries it")
-                    continue
                 same, words = verdict(machine, device, mode)
                 print(f"  {device}, {mode}: {words}", flush=True)
                 right &= same

@@ -12,7 +12,6 @@ import torch
 from backends.devices import jax_device
 from halfstep_jax.numbers import roots
 from halfstep_jax.xla.exact import add_product, opaque_zero
-from halfstep_torch.engine.inductor import compile_options, compiling, own_code
 from halfstep_torch.numbers import exact
 
 _CHUNK = 1 << 21
@@ -31,16 +30,11 @@ def in_jax(function, device):
     return lambda *x: np.asarray(jax.jit(function)(*jax.device_put(x, jax_device(device))))
 
 
-def in_torch(function, device, compiled=False):
-    """Return a function of NumPy arrays that torch runs on a device, compiled as a step is."""
-    if compiled:
-        options = compile_options(torch.device(device))
-        with compiling():
-            function = torch.compile(own_code(function), dynamic=True, options=options)
+def in_torch(function, device):
+    """Return a function of NumPy arrays that torch runs on a device."""
 
     def run(*arrays):
-        with compiling():
-            return function(*(torch.from_numpy(x).to(device) for x in arrays)).cpu().numpy()
+        return function(*(torch.from_numpy(x).to(device) for x in arrays)).cpu().numpy()
 
     return run
 
@@ -49,8 +43,7 @@ def runs(jax_function, torch_function, device):
     """Return the same function as both frameworks run it."""
     return {
         "JAX": in_jax(jax_function, device),
-        "torch, eager": in_torch(torch_function, device),
-        "torch, compiled": in_torch(torch_function, device, compiled=True),
+        "torch": in_torch(torch_function, device),
     }
 
 

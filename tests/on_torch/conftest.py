@@ -2,7 +2,8 @@
 
 import pytest
 
-from halfstep_torch.engine import compile_choice, compiled_stage
+from halfstep_torch.engine import compile_choice
+from halfstep_torch.engine.kernels import kernel
 from halfstep_torch.leaves import group_names
 from on_torch.demands import MAKERS
 
@@ -21,12 +22,12 @@ def _no_optimizer_was_built():
 @pytest.fixture
 def fresh():
     """Forget compiled kernels before and after."""
-    compiled_stage.compiled_stage.cache_clear()
+    kernel.kernel_of.cache_clear()
     yield
-    compiled_stage.compiled_stage.cache_clear()
+    kernel.kernel_of.cache_clear()
 
 
 @pytest.fixture
 def at_once(monkeypatch):
     """Let "auto" compile in the first step."""
-    monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", 1)
+    monkeypatch.setattr(compile_choice.CompileChoice, "has", lambda self, caller, k: k.is_ready(wait=True))

@@ -8,8 +8,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_spec.numbers.random_words import random_words
-from halfstep_torch.engine import row_plan
-from halfstep_torch.engine.row_plan import RowSizes
+from halfstep_torch.engine import plain
 
 
 def values(name: str, step: int, size: int, binades: int) -> np.ndarray:
@@ -24,7 +23,7 @@ def values(name: str, step: int, size: int, binades: int) -> np.ndarray:
 
 def step_in_pieces(optimizer: hs.Optimizer, length: int) -> None:
     """Take a step by rows of at most so many elements, as where arrays are longer."""
-    sizes = unittest.mock.patch.object(row_plan, "row_sizes", return_value=RowSizes(length, length, length))
+    sizes = unittest.mock.patch.object(plain, "_PIECE", length)
     with torch.no_grad(), sizes:
         optimizer.step_parameters([*optimizer._named()], "pieces")
 

@@ -1,214 +1,226 @@
-"""Whether steps are compiled: chosen when it gains, and nothing is lost where a compiler fails or lacks."""
+"""`compile=`: kernels as soon as they are built, and plain steps where a compiler is missing or fails."""
 
-import os
-import platform
-import subprocess
-import sys
-import time
+import logging
 
 import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import compile_choice, inductor
+from halfstep_torch.engine import compile_choice
 from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.engine.kernels import build, trusted_files
+from halfstep_torch.engine.kernels.kernel import Kernel, kernel_of
 from halfstep_torch.say_once import say_once
-from on_torch.compiling import IMPORTS_INDUCTOR, graphs, model
-from on_torch.steps import assert_same_snapshots, give_gradients, run, snapshot
+from on_torch.graph_values import kernels_of
+from on_torch.steps import assert_same_snapshots, give_gradients, parameters, run, snapshot
+
+needs_compiler = pytest.mark.skipif(build.find_cc() is None, reason="needs a C compiler")
 
 
-def slowly(function, **options):
-    """Return what stands for a compiled function: its first call takes a while."""
-
-    def call(*args):
-        time.sleep(0.1)
-        return function(*args)
-
-    return call
+@pytest.fixture
+def folder(tmp_path, monkeypatch, fresh):
+    """An empty folder of kernels, and no kernel in this process."""
+    monkeypatch.setenv(build.FOLDER, str(tmp_path / "kernels"))
+    say_once.cache_clear()
+    return tmp_path / "kernels"
 
 
-def test_a_long_compilation_is_explained_once(monkeypatch, fresh, caplog):
-    inductor._say.cache_clear()
-    monkeypatch.setattr(inductor, "_PATIENCE", 0.0)
-    monkeypatch.setattr(torch, "compile", slowly)
-    for dtype in (torch.bfloat16, torch.float32):
-        params = model(2, dtype)
-        give_gradients(params, 0)
-        hs.AdamW(params, compile=True).step()
-    ours = [record.getMessage() for record in caplog.records if record.name == "halfstep_torch"]
-    assert len(ours) == 1
-    assert ours[0].startswith("torch.compile is compiling the optimizer step")
-    assert "compile=False" in ours[0]
+def compiler(tmp_path, monkeypatch, script: str) -> None:
+    """Put a script in the place of the compiler."""
+    path = tmp_path / "cc"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    for cached in (build.find_cc, build.flags):
+        cached.cache_clear()
+    monkeypatch.setenv("CC", str(path))
 
 
-def test_auto_compiles_once_eager_steps_have_cost_as_much_as_compiling(fresh, monkeypatch):
-    params = model(12)
-    elements = sum(p.numel() for _, p in params)
-    monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", 3 * elements)
-    optimizer = hs.AdamW(params)
-    before = graphs()
-    for step, compiled in enumerate((0, 0, 1, 1)):
-        run(params, optimizer, [step])
-        assert graphs() - before == compiled
+@pytest.fixture(autouse=True)
+def _compiler_is_found_again():
+    yield
+    for cached in (build.find_cc, build.flags):
+        cached.cache_clear()
 
 
-def test_weights_without_a_gradient_do_not_make_auto_compile(fresh, monkeypatch):
-    monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", 1000)
-    frozen = torch.nn.Parameter(torch.ones(10_000, dtype=torch.bfloat16))
-    live = torch.nn.Parameter(torch.ones(10, dtype=torch.bfloat16))
-    live.grad = torch.ones_like(live)
-    before = graphs()
-    hs.AdamW([("frozen", frozen), ("live", live)]).step()
-    assert graphs() == before
+def bits_after(compile, steps=3):
+    params = parameters()
+    optimizer = hs.AdamW(params, lr=1e-2, compile=compile)
+    run(params, optimizer, range(steps))
+    return snapshot(optimizer)
 
 
-def test_without_a_compiler_auto_is_eager_and_true_says_so(monkeypatch, at_once):
-    monkeypatch.setenv("CXX", "/nowhere/g++")
-    p = torch.nn.Parameter(torch.ones(1_000_000, dtype=torch.bfloat16))
-    p.grad = torch.ones_like(p)
-    before = graphs()
-    hs.AdamW([p]).step()
-    assert graphs() == before
-    with pytest.raises(RuntimeError) as error:
-        hs.AdamW([p], compile=True)
-    assert str(error.value) == (
-        "AdamW: compile=True, but no C++ compiler is found. "
-        "Install g++ (or name one in CXX), or use compile=False: the bits are the same."
-    )
+def said(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "halfstep_torch"]
 
 
-def failing(*args, **kwargs):
-    raise RuntimeError("no luck")
+def test_a_value_that_is_no_choice_is_refused():
+    with pytest.raises(
+        ValueError, match=r'^AdamW: compile=2 is not a valid value. Use True, False or "auto".$'
+    ):
+        CompileChoice("AdamW", 2)
 
 
-def test_a_failing_compiler_leaves_everything_unchanged_under_true(monkeypatch, fresh):
-    params = model(8)
+@pytest.mark.parametrize("choice", ["auto", True])
+def test_without_a_compiler_auto_takes_plain_steps_and_true_raises(
+    folder, tmp_path, monkeypatch, caplog, choice
+):
+    build.find_cc.cache_clear()
+    monkeypatch.setenv("CC", str(tmp_path / "nothing"))
+    if choice is True:
+        with pytest.raises(
+            RuntimeError, match=r"^AdamW: compile=True, but no C compiler is found. Install gcc"
+        ):
+            bits_after(True)
+        return
+    assert_same_snapshots(bits_after("auto"), bits_after(False))
+    assert len(said(caplog)) == 1
+    assert "no C compiler is found" in said(caplog)[0]
+
+
+def test_a_compiler_that_fails_changes_nothing_under_true(folder, tmp_path, monkeypatch):
+    compiler(tmp_path, monkeypatch, "echo broken >&2; exit 3")
+    params = parameters()
     optimizer = hs.AdamW(params, compile=True)
     give_gradients(params, 0)
-    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: failing)
     weights = [p.detach().clone() for _, p in params]
     with pytest.raises(
-        RuntimeError, match=r"^AdamW: torch.compile failed \(RuntimeError\). Use compile=False"
+        RuntimeError, match=r"^AdamW: compile=True, but .*cc ended with 3: broken. Use compile=False"
     ):
         optimizer.step()
     assert all(torch.equal(w, p) for w, (_, p) in zip(weights, params, strict=True))
     assert all(state["step"] == 0 for state in optimizer.state.values())
 
 
-def test_a_failing_compiler_means_eager_steps_and_one_warning_under_auto(monkeypatch, fresh, at_once):
-    p = torch.nn.Parameter(torch.ones(1_000_000, dtype=torch.bfloat16))
-    p.grad = torch.ones_like(p)
-    optimizer = hs.AdamW([p])
-    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: failing)
-    with pytest.warns(RuntimeWarning, match="AdamW: torch.compile failed, steps run in eager mode"):
-        optimizer.step()
-    optimizer.step()
-    assert optimizer.state[p]["step"] == 2
-
-
-@pytest.mark.slow
-def test_global_settings_of_torch_stay_as_they_are():
-    from torch._dynamo import config as dynamo_config
-    from torch._inductor import config as inductor_config
-
-    before = dynamo_config.get_config_copy(), inductor_config.get_config_copy(), torch.is_grad_enabled()
-    params = model(5)
-    give_gradients(params, 0)
-    hs.AdamW(params, compile=True).step()
-    assert before == (
-        dynamo_config.get_config_copy(),
-        inductor_config.get_config_copy(),
-        torch.is_grad_enabled(),
-    )
-
-
-@pytest.mark.slow
-def test_steps_run_where_torch_compile_is_switched_off():
-    code = (
-        "import torch, halfstep_torch as hs\n"
-        "p = torch.nn.Parameter(torch.ones(5000, dtype=torch.bfloat16)); p.grad = torch.ones_like(p)\n"
-        "o = hs.AdamW([p], compile=True); o.step(); print(p.float().sum().item())\n"
-    )
-    outputs = set()
-    for disable in ("0", "1"):
-        environment = {**os.environ, "TORCHDYNAMO_DISABLE": disable}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        outputs.add(done.stdout)
-    assert len(outputs) == 1
-
-
-def test_the_default_setting_is_the_one_of_the_class():
-    p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    p.grad = torch.ones_like(p)
-    optimizer = hs.AdamW([p])
-    optimizer.step()
-    assert optimizer.state[p]["exp_avg"].dtype == torch.bfloat16
-    assert optimizer.state[p]["exp_avg_sq"].dtype == torch.bfloat16
-
-
-def test_a_device_that_was_never_proved_is_stepped_eagerly_unless_told_and_then_says_so():
-    other, made = torch.device("xpu"), []
-    assert not CompileChoice("AdamW", "auto").prepare("AdamW", other, 10**9, lambda: made.append(1))
-    assert not made
-    with pytest.warns(RuntimeWarning, match="compile=True on xpu.*not promised"):
-        assert CompileChoice("AdamW", True).prepare("AdamW", other, 10, lambda: made.append(1))
-    assert made
-
-
-@pytest.mark.parametrize("choice", [True, "auto"])
-def test_a_torch_without_an_option_for_exact_gpu_code_says_so_and_auto_steps_eagerly(monkeypatch, choice):
-    has = inductor._has
+def test_a_compiler_that_fails_means_plain_steps_and_one_line_under_auto(
+    folder, tmp_path, monkeypatch, caplog
+):
+    compiler(tmp_path, monkeypatch, "echo broken >&2; exit 3")
     monkeypatch.setattr(
-        inductor, "_has", lambda config, name: name != "eager_numerics.disable_ftz" and has(config, name)
+        CompileChoice,
+        "has",
+        lambda self, caller, k, has=CompileChoice.has: (k.is_ready(wait=True), has(self, caller, k))[1],
     )
-    made, ours = [], CompileChoice("AdamW", choice)
-    with pytest.warns(RuntimeWarning, match="has no option eager_numerics.disable_ftz of Inductor"):
-        compiled = ours.prepare("AdamW", torch.device("cuda"), 10, lambda: made.append(1))
-    assert compiled == bool(made) == (choice is True)
-    if choice == "auto":
-        assert not ours.prepare(
-            "AdamW", torch.device("cuda"), 10, lambda: made.append(1)
-        )  # without a warning
+    assert_same_snapshots(bits_after("auto"), bits_after(False))
+    assert [line for line in said(caplog) if "broken" in line] == said(caplog)
+    assert len(said(caplog)) == 1
 
 
-def test_a_cpu_on_which_no_vector_was_compiled_is_told_so_once_in_the_log(monkeypatch, caplog):
+@needs_compiler
+def test_no_step_waits_for_a_compiler_under_auto(folder, tmp_path, monkeypatch):
+    real = build.find_cc()
+    compiler(tmp_path, monkeypatch, f'[ "$1" = --version ] || sleep 60\nexec {real} "$@"')
+    params = parameters()
+    optimizer = hs.AdamW(params, lr=1e-2, compile="auto")
+    run(params, optimizer, range(3))
+    assert not any(optimizer._launches[None].batches[0].kernels)
+    assert_same_snapshots(snapshot(optimizer), bits_after(False))
+
+
+@needs_compiler
+def test_a_run_that_changes_over_to_kernels_has_the_bits_of_one_that_does_not(folder, monkeypatch):
+    params = parameters()
+    optimizer = hs.AdamW(params, lr=1e-2, compile="auto")
+    with monkeypatch.context() as patch:
+        patch.setattr(Kernel, "is_ready", lambda self, *, wait: False)
+        run(params, optimizer, range(2))
+    run(params, optimizer, [2])
+    for kernel in kernels_of(optimizer):
+        assert kernel.is_ready(wait=True)
+    run(params, optimizer, [3])
+    assert all(optimizer._launches[None].batches[0].kernels)
+    assert_same_snapshots(snapshot(optimizer), bits_after(False, steps=4))
+
+
+@needs_compiler
+def test_a_library_is_built_once_and_kept_with_its_digest(folder, tmp_path, monkeypatch):
+    bits_after(True)
+    (library,) = folder.glob("*.so")
+    assert trusted_files.read(library)
+    kernel_of.cache_clear()
+    compiler_calls = tmp_path / "calls"
+    real = build.find_cc()
+    compiler(tmp_path, monkeypatch, f'echo "$1" >> {compiler_calls}; exec {real} "$@"')
+    flags = build.flags()
+    monkeypatch.setattr(build, "flags", lambda: flags)
+    bits_after(True)
+    assert "--version" in compiler_calls.read_text()
+    assert len(compiler_calls.read_text().splitlines()) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["truncated", "a bit"])
+def test_a_damaged_library_is_deleted_and_built_again(folder, damage):
+    expected = bits_after(True)
+    (library,) = folder.glob("*.so")
+    content = library.read_bytes()
+    broken = (
+        content[: len(content) // 2] if damage == "truncated" else content[:-1] + bytes([content[-1] ^ 1])
+    )
+    library.unlink()  # this process has the old file in its memory
+    library.write_bytes(broken)
+    kernel_of.cache_clear()
+    assert_same_snapshots(bits_after(True), expected)
+    assert trusted_files.read(library)
+
+
+@needs_compiler
+def test_a_kernel_with_other_bits_is_never_used(folder, monkeypatch, caplog):
+    c_source = "halfstep_torch.engine.kernels.c_kernel.c_source"
+    from halfstep_torch.engine.kernels.c_kernel import c_source as generated
+
+    monkeypatch.setattr(c_source, lambda graph: generated(graph).replace(" ^ ", " | "))
+    with pytest.raises(RuntimeError, match="its bits differ from those of plain steps"):
+        bits_after(True)
+    monkeypatch.setattr(
+        CompileChoice,
+        "has",
+        lambda self, caller, k, has=CompileChoice.has: (k.is_ready(wait=True), has(self, caller, k))[1],
+    )
+    assert_same_snapshots(bits_after("auto"), bits_after(False))
+    assert "its bits differ from those of plain steps" in said(caplog)[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_folder_that_others_may_write_is_not_used(folder, mode):
+    folder.mkdir()
+    folder.chmod(mode)
+    bits_after(True)
+    assert not list(folder.iterdir())
+
+
+@needs_compiler
+def test_an_empty_name_keeps_no_library(folder, monkeypatch):
+    monkeypatch.setenv(build.FOLDER, "")
+    bits_after(True)
+    assert build.folder() is None
+
+
+def test_a_device_without_kernels_takes_plain_steps_and_the_log_says_so(caplog):
     say_once.cache_clear()
-    for machine, lines in (("x86_64", 0), ("aarch64", 1), ("aarch64", 1)):
-        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
-        assert CompileChoice("AdamW", True).prepare("AdamW", torch.device("cpu"), 10, lambda: None)
-        told = [record for record in caplog.records if "never on linux and aarch64" in record.getMessage()]
-        assert len(told) == lines
+    other = torch.device("xpu")
+    assert not CompileChoice("AdamW", "auto").wants("AdamW", other)
+    assert "there are no kernels for devices of type xpu" in said(caplog)[0]
+    with pytest.raises(
+        RuntimeError, match=r"^AdamW: compile=True, but there are no kernels for devices of type xpu"
+    ):
+        CompileChoice("AdamW", True).wants("AdamW", other)
 
 
-# What a user may have set for other code, and what decides bits on a CPU.
-SETTINGS = {
-    "cpp.enable_floating_point_contract_flag": "fast",
-    "cpp.enable_unsafe_math_opt_flag": True,
-    "cpu_backend": "halide",
-}
+def test_a_gpu_without_triton_takes_plain_steps_and_the_log_says_so(monkeypatch, caplog):
+    say_once.cache_clear()
+    monkeypatch.setattr(compile_choice, "triton_version", lambda: None)
+    assert not CompileChoice("AdamW", "auto").wants("AdamW", torch.device("cuda"))
+    assert "Triton is not installed. Install the package triton" in said(caplog)[0]
 
 
-@pytest.mark.slow
-@IMPORTS_INDUCTOR
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_of_inductor_changes_no_bit(fresh, name):
-    from torch._inductor import config
+@needs_compiler
+def test_a_rule_with_an_operation_without_a_form_takes_plain_steps_and_the_log_names_it(
+    folder, monkeypatch, caplog
+):
+    from halfstep_torch.engine.kernels import trace
 
-    runs = []
-    for compile in (False, True):
-        p = torch.nn.Parameter(torch.linspace(-1, 1, 1 << 15))
-        optimizer = hs.AdamW([("w", p)], lr=1e-2, weight_decay=0.1, compile=compile, **hs.recipes.one_pass)
-        with config.patch({name: SETTINGS[name]}):
-            run([("w", p)], optimizer, range(3))
-        runs.append(snapshot(optimizer))
-    assert_same_snapshots(*runs)
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64", reason="flags of g++ on x86-64"
-)
-def test_a_flag_that_the_compiler_does_not_know_is_left_out(monkeypatch):
-    monkeypatch.setattr(inductor, "_QUICKER", ("-O2", "-mno-such-flag"))
-    march = inductor.compile_options(torch.device("cpu"))["cpp.march"]
-    assert march.split()[-1] == "-O2"
+    monkeypatch.delitem(trace._SAME, "sqrt")
+    caplog.set_level(logging.WARNING, "halfstep_torch")
+    assert_same_snapshots(bits_after(True), bits_after(False))
+    assert "there is no generated form of sqrt" in said(caplog)[0]

@@ -5,7 +5,6 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch import launch
-from halfstep_torch.engine import batches
 from halfstep_torch.links.link import Link
 from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
 
@@ -29,8 +28,8 @@ OPTIMIZERS = {
 }
 
 
-def stepped(make, apart: bool, **options) -> list:
-    """Return the bits after three steps from given counts, in one batch or `apart`."""
+def stepped(make, **options) -> list:
+    """Return the bits after three steps from given counts."""
     generator = torch.Generator().manual_seed(0)
     params = [
         (f"w{i}", torch.nn.Parameter(torch.randn(24 + i, 16, generator=generator).bfloat16()))
@@ -45,26 +44,20 @@ def stepped(make, apart: bool, **options) -> list:
     for _ in range(3):
         for _, p in params:
             p.grad = torch.randn(p.shape, generator=generator).bfloat16()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batches, "_MANY_COUNTS", 100 if apart else 5)
-            ours.step()
+        ours.step()
     return snapshot(ours)
 
 
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_many_counts_in_one_batch_have_the_bits_of_a_batch_for_each(name, compile):
-    together, apart = (stepped(OPTIMIZERS[name], apart, compile=compile) for apart in (False, True))
-    assert_same_snapshots(together, apart)
+def test_a_kernel_steps_many_counts_with_the_bits_of_plain_steps(name):
+    assert_same_snapshots(*(stepped(OPTIMIZERS[name], compile=compile) for compile in (True, False)))
 
 
-@pytest.mark.parametrize(("apart", "expected"), [(False, 1), (True, 6)])
-def test_many_counts_are_one_batch(monkeypatch, apart, expected):
+def test_many_counts_are_one_batch(monkeypatch):
     made = []
     monkeypatch.setattr(launch, "run_batch", lambda batch, _: made.append(len(batch.slots)) or [])
-    stepped(OPTIMIZERS["AdamW"], apart, compile=False)
-    assert len(made[1:]) == 3 * expected
-    assert sum(made[1:]) == 3 * len(COUNTS)
+    stepped(OPTIMIZERS["AdamW"], compile=False)
+    assert made[1:] == 3 * [len(COUNTS)]
 
 
 def test_an_expert_that_is_skipped_now_and_then_has_the_bits_of_its_own_steps():

@@ -13,7 +13,6 @@ from backends.on_torch import from_torch, to_torch
 from compare import assert_same
 from halfstep_spec import CODEBOOK_CODES, SCALED_CODES
 from halfstep_spec.vectors import Array
-from halfstep_torch.storage import blocks
 from halfstep_torch.storage.formats import Encoded, Format
 from halfstep_torch.storage.relative import within_scales
 from on_torch.steps import assert_same_snapshots, snapshot, step_in_pieces, values
@@ -317,15 +316,6 @@ def test_dynamo_finds_what_follows_from_a_new_format(fmt):
         return fmt.decode(fmt.encode(x, None))
 
     assert torch.equal(torch.compile(round_trip, fullgraph=True, backend="eager")(x), round_trip(x))
-
-
-def test_eight_codes_of_a_word_are_packed_as_two_of_a_byte():
-    """Compiled steps pack by words, eager ones by bytes."""
-    codes = torch.arange(256, dtype=torch.uint8).view(-1, 1) * torch.tensor([1, 3, 5, 7, 9, 11, 13, 15]) % 16
-    codes = codes.to(torch.uint8).view(4, 16, 32)
-    packed = blocks._pack_words(codes)
-    assert torch.equal(packed.view(-1), blocks.Blocks(32).pack(codes).view(-1))
-    assert torch.equal(blocks._unpack_words(packed), codes)
 
 
 def test_packed_codes_have_the_leading_axes_and_the_bytes_of_a_run():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep_torch.engine.inductor import compile_options, compiling, own_code
 from halfstep_torch.numbers.op import STEP_OPS
 from hazards import HAZARDS, NUMPY, ZERO, C, D, differing, operands
 
@@ -33,16 +32,3 @@ def assert_bits(results):
 def test_eager_steps_have_the_bits_of_numpy():
     # Numbers of a user's rule are 0-d tensors: eager torch takes c / x for c (1 / x) where c is a float.
     assert_bits(all_of(*map(torch.from_numpy, operands()), *torch.tensor([C, D, ZERO]).unbind()))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:`torch.jit:DeprecationWarning")
-def test_compiled_steps_have_the_bits_of_numpy():
-    numbers = torch.tensor([C, D, ZERO])
-    with compiling():
-        made = torch.compile(
-            own_code(lambda x, y, z, numbers: all_of(x, y, z, *numbers.unbind())),
-            fullgraph=True,
-            options=compile_options(torch.device("cpu")),
-        )
-        assert_bits(made(*map(torch.from_numpy, operands()), numbers))

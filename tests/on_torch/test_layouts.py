@@ -1,6 +1,5 @@
 """Layouts: the bits are those of a row-major copy, and weights stay in the memory that they have."""
 
-import dataclasses
 import functools
 
 import pytest
@@ -137,37 +136,6 @@ def test_autograd_sees_that_weights_changed(length, compile):
     if p.numel():
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
-
-
-@pytest.mark.parametrize("width", [8, 12])
-def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
-    # No array of 2^32 elements is made: what rows read of their leaf is where they start, and its keys. Of
-    # rows of 12 elements some begin before a multiple of 2^32 and end after it.
-    from halfstep.random_words import Role
-    from halfstep_spec import random_words as spec_words
-    from halfstep_torch.distributed.window import Window
-    from halfstep_torch.engine.plan import make_plan
-    from halfstep_torch.engine.rows import Rows, Span
-    from halfstep_torch.engine.slots import SlotColumns
-    from halfstep_torch.engine.step_numbers import stream_keys
-    from halfstep_torch.links.link import ParamInfo
-    from halfstep_torch.numbers.random_words import as_int32
-
-    rule = hs.round_stochastically().bind("f", (), ParamInfo(torch.bfloat16, (8,)))
-    plan = make_plan([rule], [9], torch.bfloat16, False)
-    keys = torch.from_numpy(as_int32(stream_keys(plan.streams, [3, 3], ["v", "w"])).T.copy())
-    stage = dataclasses.replace(plan.stages[0])
-    stage.__dict__["width"] = width
-    for start in (0, 2**31 - width, 2**32 // width * width, 2**32, 5 * 2**32 + 2**30):
-        leaf = Window.full((1 << 40,))
-        spans = [Span(0, leaf, 0, width), Span(1, leaf, start, 3 * width)]
-        leaf_rows = Rows(stage, spans, torch.device("cpu"))
-        row_keys = leaf_rows.keys(SlotColumns(keys))
-        index = leaf_rows.low[:, None] + torch.arange(width, dtype=torch.int32)
-        columns = (row_keys if row_keys.dim() == 3 else row_keys[:, :, None]).unbind()
-        ours = stage.row_words(lambda index=index: index, columns)(0, Role.PARAM, True)(index.shape)
-        expected = spec_words(9, 3, "w", Role.PARAM, (3 * width,), start)
-        assert ours.view(torch.uint32)[1:].reshape(-1).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("count", [1_000, 200_000])

@@ -1,6 +1,5 @@
 """Private names of torch: where one has moved, nothing fails, and no bit changes."""
 
-import importlib
 import sys
 
 import pytest
@@ -8,27 +7,21 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.distributed import replicas
-from halfstep_torch.engine import compile_choice, compiled_stage, inductor, packed_rows
+from halfstep_torch.engine import for_each
+from halfstep_torch.engine.kernels.kernel import kernel_of
 from halfstep_torch.leaves.checks import LAST_STEP
-from halfstep_torch.numbers import tables
 from halfstep_torch.report import diagnosis
 from halfstep_torch.say_once import say_once
 from on_torch.steps import assert_same_snapshots, snapshot
 
 
 @pytest.fixture
-def at_once(monkeypatch):
-    """Let "auto" compile in the first step."""
-    monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", 1)
-
-
-@pytest.fixture
 def fresh():
     """Forget compiled kernels, and what was said, before and after."""
-    for forget in (compiled_stage.compiled_stage.cache_clear, say_once.cache_clear):
+    for forget in (kernel_of.cache_clear, say_once.cache_clear):
         forget()
     yield
-    for forget in (compiled_stage.compiled_stage.cache_clear, say_once.cache_clear):
+    for forget in (kernel_of.cache_clear, say_once.cache_clear):
         forget()
 
 
@@ -49,11 +42,9 @@ class Without:
 
 # Names of torch that are private, by the modules of ours that use them.
 MOVABLE = {
-    "_dynamo.config.patch": inductor,
-    "_dynamo.mark_static": inductor,
-    "_foreach_copy_": packed_rows,
-    "_foreach_add_": packed_rows,
-    "_foreach_clamp_max_": packed_rows,
+    "_foreach_copy_": for_each,
+    "_foreach_add_": for_each,
+    "_foreach_clamp_max_": for_each,
     "distributed.distributed_c10d._get_default_store": replicas,
 }
 
@@ -122,33 +113,6 @@ def test_without_torchs_count_of_writes_a_diagnosis_says_that_sums_are_not_seen(
     assert [record.getMessage() for record in caplog.records] == [
         "diagnose: torch counts no writes to a tensor any more: sums in 16 bits are not seen."
     ]
-
-
-@pytest.mark.slow
-def test_look_ups_have_the_same_bits_by_a_public_name(fresh, monkeypatch, eager_bits):
-    monkeypatch.setattr(tables, "_index", torch.ops.aten.index)
-    assert_same_snapshots(after_the_last_step(compile=True), eager_bits)
-
-
-@pytest.mark.slow
-# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("name", ["torch._inductor.compile_fx", "torch._inductor.config"])
-def test_an_inductor_that_has_moved_means_eager_steps_and_a_warning(
-    fresh, at_once, monkeypatch, eager_bits, name
-):
-    module = importlib.import_module(name)
-    monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delattr(torch._inductor, name.split(".")[-1])
-    assert module
-    with pytest.warns(RuntimeWarning, match="torch.compile failed, steps run in eager mode"):
-        assert_same_snapshots(after_the_last_step(compile="auto"), eager_bits)
-
-
-@pytest.mark.slow
-def test_a_kernel_that_is_compiled_by_public_names_alone_has_the_same_bits(fresh, monkeypatch, eager_bits):
-    monkeypatch.setattr(inductor, "_backend", lambda options: None)
-    assert_same_snapshots(after_the_last_step(compile=True), eager_bits)
 
 
 def test_a_step_imports_dynamo_for_nobody(monkeypatch):

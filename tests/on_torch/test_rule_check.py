@@ -109,6 +109,6 @@ def test_the_line_that_differs_under_compile_is_named(monkeypatch):
 
 
 def test_without_a_compiler_the_way_out_is_told(monkeypatch):
-    monkeypatch.setattr(rule_check, "find_cxx", lambda: None)
-    with pytest.raises(RuntimeError, match=r"no C\+\+ compiler is found\. .* or use compile=False"):
+    monkeypatch.setattr(rule_check, "find_cc", lambda: None)
+    with pytest.raises(RuntimeError, match=r"no C compiler is found\. .* or use compile=False"):
         hs.check_rule(Everything())

@@ -16,15 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import halfstep_torch as hs
 from on_torch.processes import in_processes
-from on_torch.sharded import (
-    RECIPES,
-    Run,
-    assert_meshes_change_no_bit,
-    assert_same_bits,
-    counted,
-    same_bits,
-    shard,
-)
+from on_torch.sharded import RECIPES, Run, assert_meshes_change_no_bit, assert_same_bits, same_bits, shard
 
 STEPS = 2
 
@@ -168,7 +160,7 @@ def plain_and_sharded_parameters_step_in_one_group(rank: int) -> None:
 def partial_gradients_are_summed(rank: int) -> None:
     """As sequence parallelism leaves those of norms: every process has a summand.
 
-    Of the cut weight the border is in a block: one process steps a piece, the other one a piece and a block.
+    The border of the cut weight is in a block, so that weight is gathered.
     """
     count = torch.distributed.get_world_size()
     mesh = init_device_mesh("cpu", (count,))
@@ -183,27 +175,6 @@ def partial_gradients_are_summed(rank: int) -> None:
     assert all((p.to_local() == 1 - total).all() for p in params)
 
 
-def cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten(rank: int) -> None:
-    """Two to agree, one for the scales of pieces (two for units of each other), one for those of all.
-
-    Formats without scales take none.
-    """
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    for recipe, count in (("default", 0), ("split16", 0), ("whole_rows", 4), ("units", 5)):
-        for leaves in (1, 10):
-            params = [
-                torch.nn.Parameter(shard(torch.ones(4, 200, dtype=torch.bfloat16), mesh, [Shard(1)]))
-                for _ in range(leaves)
-            ]
-            optimizer = hs.AdamW([(f"w{i}", p) for i, p in enumerate(params)], **RECIPES[recipe])
-            for _ in range(2):
-                for p in params:
-                    p.grad = torch.ones_like(p)
-                with counted() as calls:
-                    optimizer.step()
-            assert calls == ["all_reduce"] * count, recipe
-
-
 def test_the_mesh_changes_no_bit_of_two_processes():
     in_processes(
         2,
@@ -212,7 +183,6 @@ def test_the_mesh_changes_no_bit_of_two_processes():
         a_model_made_without_memory_trains,
         plain_and_sharded_parameters_step_in_one_group,
         partial_gradients_are_summed,
-        cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten,
     )
 
 

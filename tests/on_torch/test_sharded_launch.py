@@ -104,7 +104,7 @@ def a_warm_step_of_shards_calls_few_functions(rank: int) -> None:
         params = [
             torch.nn.Parameter(shard(torch.ones(8, 8).bfloat16(), mesh, [Shard(0)])) for _ in range(count)
         ]
-        optimizer = hs.AdamW([(f"w{i}", p) for i, p in enumerate(params)], compile=False)
+        optimizer = hs.AdamW([(f"w{i}", p) for i, p in enumerate(params)], compile=True)
         for param in params:
             param.grad = torch.ones_like(param)
         for _ in range(3):

@@ -39,17 +39,6 @@ def peak_of_a_step(optimizer, piece: int = PIECE) -> int:
     return peak_bytes(lambda: step_in_pieces(optimizer, piece))
 
 
-@pytest.mark.parametrize(
-    ("grads", "recipe"),
-    [(torch.contiguous_format, {"param_storage": "split16"}), (torch.channels_last, hs.recipes.eight_bit)],
-    ids=["row-major gradients", "blocks"],
-)
-def test_weights_that_are_not_row_major_are_copied_in_pieces(grads, recipe):
-    params = weights((64, 64, 8, 8), layout=torch.channels_last, grads=grads)
-    peak = peak_of_a_step(hs.AdamW(params, compile=False, **recipe))
-    assert peak < OF_PIECES < 2 * ELEMENTS  # a copy of weights or gradients would be as many
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("storage", "copies"), [("stochastic", 1), ("master", 2)])
 def test_lamb_keeps_the_update_of_one_layer_at_a_time(storage, copies):

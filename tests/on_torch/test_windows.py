@@ -1,6 +1,5 @@
 """Windows, held against torch's own cut, and blocks that their borders cut."""
 
-import dataclasses
 import itertools
 import math
 import types
@@ -11,15 +10,11 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-import halfstep_torch as hs
 from halfstep.storage.blocks import block_layout
 from halfstep_torch.distributed.placement import _fits
 from halfstep_torch.distributed.shards import windows
 from halfstep_torch.distributed.whole_arrays import Spread
 from halfstep_torch.distributed.window import Window
-from halfstep_torch.sharded.slots import _parts
-from halfstep_torch.storage.blocks import blocks_of
-from on_torch.sharded import same_bits
 
 PLACEMENTS = (Shard(0), Shard(1), Replicate())
 
@@ -71,56 +66,7 @@ def test_the_elements_of_a_window_keep_their_index_in_the_array(whole, offset, s
     )
 
 
-SCALED = [
-    *(hs.scaled(dtype, 32) for dtype in ("float16", "float8_e4m3fn", "float8_e5m2", "int8", "uroot8")),
-    *(hs.scaled(dtype, 32) for dtype in ("ufloat8_e5m3", "ufloat8_e4m4")),
-    hs.relative("int4", 32),
-    hs.codebook("dynamic8", 32),
-]
-
-
-@pytest.mark.parametrize("fmt", SCALED, ids=lambda fmt: fmt.text)
-@pytest.mark.parametrize("special", [1.0, math.inf, math.nan])
-def test_the_scale_of_a_block_is_the_largest_of_its_pieces(fmt, special):
-    """So pieces that know it are stored as the block is, and a maximum is all that processes exchange."""
-    shape, generator = (40, 64), torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator).abs()
-    x *= 2.0 ** torch.randint(-30, 30, (40, 1), generator=generator)
-    x[3, 7], x[4, 40], x[5] = special, special, 0.0
-    words = torch.randint(-(2**31), 2**31 - 1, shape, generator=generator).to(torch.int32)
-    fmt = fmt.replace(min_size=0, min_ndim=0)
-    whole = dataclasses.replace(fmt, blocks=blocks_of(shape, 32))
-    (codes, scale), values = whole.round_trip(x, None if fmt.dithered else words)
-    for cut in (2, 10, 32, 50):
-        shared, pieces = torch.zeros(40, 2, dtype=torch.uint8), []
-        for start, stop in ((0, cut), (cut, 64)):
-            blocks = blocks_of(shape, 32, (40, stop - start), start)
-            part = x[:, start:stop], None if fmt.dithered else words[:, start:stop]
-            columns = slice(start // 32, start // 32 + blocks.count(40 * (stop - start)) // 40)
-            pieces.append((dataclasses.replace(fmt, blocks=blocks), part, columns))
-            chosen = pieces[-1][0].round_trip(*part)[0].scale
-            shared[:, columns] = torch.maximum(shared[:, columns], chosen.view(40, -1))
-        assert torch.equal(shared.view(-1), scale)
-        of_pieces = [f.round_trip(*part, min_scale=shared[:, columns]) for f, part, columns in pieces]
-        joined = torch.cat([values for _, values in of_pieces], 1)
-        torch.testing.assert_close(joined, values, rtol=0, atol=0, equal_nan=True)
-        if not fmt.packed:
-            joined = torch.cat([encoded.codes.view(40, -1) for encoded, _ in of_pieces], 1)
-            assert same_bits(joined, codes)
-
-
 # A wrong answer here changes no bit: more is exchanged, or gathered, than the page on FSDP2 says.
-
-
-@pytest.mark.parametrize(("run", "size"), [(100, 32), (96, 32), (5, 32)])
-def test_processes_exchange_for_cut_blocks_alone_and_the_last_short_block_is_whole(run, size):
-    for start, stop in itertools.combinations(range(run + 1), 2):
-        parts = list(_parts(start, stop, run, size))
-        assert [first for first, _, _ in parts] + [stop] == [start] + [last for _, last, _ in parts]
-        for first, last, cut in parts:
-            for block in range(first // size, (last - 1) // size + 1):
-                inside = start <= block * size and min((block + 1) * size, run) <= stop
-                assert cut != inside, (start, stop, parts)
 
 
 @pytest.mark.parametrize("run", [100, 96, 5])

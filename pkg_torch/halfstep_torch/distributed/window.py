@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -21,8 +22,8 @@ class Window:
     Example:
         >>> import torch
         >>> window = Window((4, 6), offset=(2, 3), shape=(2, 3))
-        >>> window.run, window.indices(torch.arange(6)).tolist()
-        (3, [15, 16, 17, 21, 22, 23])
+        >>> window.run, window.skip, window.indices(torch.arange(6)).tolist()
+        (3, 3, [15, 16, 17, 21, 22, 23])
     """
 
     whole: Shape
@@ -43,6 +44,32 @@ class Window:
     def is_empty(self) -> bool:
         """Whether no element is here."""
         return not math.prod(self.shape)
+
+    @functools.cached_property
+    def first(self) -> int:
+        """The row-major index in the array of the first element."""
+        return self._index_of(self.offset)
+
+    @functools.cached_property
+    def last(self) -> int:
+        """The row-major index in the array of the last element."""
+        return self._index_of([start + size - 1 for start, size in zip(self.offset, self.shape, strict=True)])
+
+    def _index_of(self, place: Sequence[int]) -> int:
+        index = 0
+        for i, whole in zip(place, self.whole, strict=True):
+            index = index * whole + i
+        return index
+
+    @functools.cached_property
+    def skip(self) -> int | None:
+        """The number of elements of the array between two runs; None if it differs."""
+        cut = [i for i, (size, whole) in enumerate(zip(self.shape, self.whole, strict=True)) if size != whole]
+        if not cut or math.prod(self.shape[: cut[-1]]) == 1:
+            return 0
+        if any(math.prod(self.shape[:i]) > 1 for i in cut[:-1]):
+            return None
+        return (self.whole[cut[-1]] - self.shape[cut[-1]]) * math.prod(self.whole[cut[-1] + 1 :])
 
     @functools.cached_property
     def run(self) -> int:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 
@@ -15,20 +14,18 @@ from halfstep.hyperparameters import Values
 from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.engine.groups import ReadGroup
+from halfstep_torch.engine.kernels.kernel import Kernel
+from halfstep_torch.engine.kernels.tables import FIELDS, row_of
 from halfstep_torch.engine.loss_scale import Unscaled
+from halfstep_torch.engine.number_places import flat
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.row_plan import StageRows, make_rows
-from halfstep_torch.engine.slots import Slot, SlotColumns
+from halfstep_torch.engine.slots import Slot
 from halfstep_torch.leaves.checks import LAST_STEP, check_count, check_grad, check_weight
 from halfstep_torch.leaves.memory import check_memory, has_memory, is_other_view
 from halfstep_torch.links.link import Link
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import State
-
-# Counts from which slots that differ in them are stepped together: each of their rows then reads its numbers,
-# and the kernel that does so is compiled besides.
-_MANY_COUNTS = 5
 
 Measured = dict[tuple[int, int], Mapping[str, Tensor]]
 """By group and place of a link, the numbers that depend on all gradients."""
@@ -45,14 +42,8 @@ class Batch:
         grad_dtype: of all gradients.
         slots: the parameters.
         numbers: of each of their counts after this step the numbers of each rule.
-        vectors: of each stage the numbers of its rules, on the device: a vector or, where counts differ,
-            a column for each slot.
-        keys: of their random words, on the device: a column for each slot.
-        host_keys: the same, where they were made.
-        kernels: of each stage the compiled functions, for rows of one parameter by True, of many by False;
-            none where it runs eagerly, and none of any stage where all do.
-        rows: of the slots that go through all stages together: their places, and the rows of each stage.
-        signature: of rows, plans and memory: those of a launch before that have the same are taken over.
+        host_keys: of their random words: a column for each slot.
+        kernels: of each stage the kernel, or None; none of any stage where steps are plain.
     """
 
     group: ReadGroup
@@ -61,12 +52,10 @@ class Batch:
     grad_dtype: torch.dtype
     slots: list[Slot]
     numbers: dict[int, list[Values]] = dataclasses.field(default_factory=dict)
-    vectors: Sequence[Tensor | SlotColumns] = ()
-    keys: SlotColumns = dataclasses.field(init=False, repr=False, compare=False)
     host_keys: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
-    kernels: Sequence[Mapping[bool, Callable[..., None]]] = ()
-    rows: StageRows = dataclasses.field(default_factory=list)
-    signature: tuple = ()
+    kernels: Sequence[Kernel | None] = ()
+    tables: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict)
+    memory: dict[tuple, tuple[list[int], list[int]]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def measuring(self) -> list[int]:
@@ -93,12 +82,56 @@ class Batch:
     def _are_shards(self) -> bool:
         return any(map(is_sharded, self.owners))
 
-    def with_rows(self, before: Mapping[tuple, StageRows]) -> None:
-        """Take the rows of an earlier launch with the same signature, or make new rows."""
-        compiled = bool(self.kernels)
-        kind = id(self.plan.shared), self.device, self.grad_dtype, compiled
-        self.signature = (*kind, *map(_memory_of, self.slots))
-        self.rows = before.get(self.signature) or make_rows(self.slots, self.grad_dtype, compiled)
+    def table(
+        self,
+        k: int,
+        places: Sequence[int],
+        incoming: Mapping[int, Tensor],
+        outgoing: Mapping[int, Tensor] | None,
+    ) -> np.ndarray:
+        """Return the table of the k-th stage's kernel. Between steps only gradients and updates move."""
+        key = k, places[0], len(places)
+        if key not in self.tables:
+            self.tables[key] = np.array([self._row(k, self.slots[i], incoming[i]) for i in places], np.int64)
+        table = self.tables[key]
+        table[:, len(FIELDS) + 1] = [incoming[i].data_ptr() for i in places]
+        if outgoing is not None:
+            table[:, len(FIELDS) + 2] = [outgoing[i].data_ptr() for i in places]
+        return table
+
+    def _row(self, k: int, slot: Slot, g: Tensor) -> list[int]:
+        stage = slot.plan.stages[k]
+        updates = [] if stage.applies else [g]
+        return row_of(stage, slot.window, [slot.param, g, *updates, *(slot.state[x] for x in stage.arrays)])
+
+    def by_memory(
+        self, k: int, places: Sequence[int], incoming: Mapping[int, Tensor]
+    ) -> tuple[list[int], list[int]]:
+        """Return the slots that a kernel can update, and the others."""
+        key = k, places[0]
+        if key not in self.memory:
+            kernel, slots = self.kernels[k], self.slots
+            assert kernel is not None
+            flat = [
+                i
+                for i in places
+                if slots[i].is_flat(incoming[i]) and kernel.takes(slots[i].plan.stages[k], slots[i].window)
+            ]
+            self.memory[key] = flat, [i for i in places if i not in set(flat)]
+        return self.memory[key]
+
+    def inputs(self, k: int, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return for slots the keys, the numbers of the k-th stage by count, and whose row each reads."""
+        numbers = np.array([[*map(float, flat(x))] for x in self.stage_numbers(k).values()], np.float32)
+        keys, which = self.host_keys, None
+        if len(self.numbers) > 1:
+            at = {step: i for i, step in enumerate(self.numbers)}
+            which = np.array([at[self.slots[i].step] for i in places], np.int32)
+        return (
+            np.ascontiguousarray(keys if len(places) == len(self.slots) else keys[:, places]),
+            numbers,
+            which,
+        )
 
     def gradients(self, places: Iterable[int]) -> dict[int, Tensor]:
         """Return the gradients of slots, given by their indices."""
@@ -114,12 +147,6 @@ class Batch:
         """Return the numbers of the k-th stage's rules for each count, by name."""
         rules = self.plan.bounds[k]
         return {step: of_rules[rules.start : rules.stop] for step, of_rules in self.numbers.items()}
-
-
-def _memory_of(slot: Slot) -> tuple:
-    """Return what the rows of a slot depend on besides its plan: address and layout of its memory."""
-    param, arrays = slot.param, [array.data_ptr() for array in slot.state.values()]
-    return param.data_ptr(), param.stride(), slot.window, slot.grad.is_contiguous(), *arrays
 
 
 def make_batches(
@@ -139,7 +166,7 @@ def make_batches(
         slots_of: makes the slots of a parameter.
     """
     groups: dict[int, ReadGroup] = {}
-    kinds: dict[tuple, dict[int, list[Slot]]] = {}
+    kinds: dict[tuple, list[Slot]] = {}
     checked: list[tuple[str, Tensor]] = []
     with_grads = ((i, name, param, param.grad) for i, name, param in parameters if param.grad is not None)
     for index, (i, name, param, grad) in enumerate(with_grads):
@@ -161,14 +188,13 @@ def make_batches(
         for slot in of_param:
             slot.step, slot.index = step, index
             kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
-            kinds.setdefault(kind, {}).setdefault(step, []).append(slot)
+            kinds.setdefault(kind, []).append(slot)
     for i in [*groups][:1]:
         check_memory(groups[i].caller, checked)  # which may have come to be shared since they were added
-    made = []
-    for (i, _, device, grad_dtype, _), by_count in kinds.items():
-        parts = list(by_count.values())
-        together = [list(itertools.chain(*parts))] if len(parts) >= _MANY_COUNTS else parts
-        made += [Batch(groups[i], alike[0].plan, device, grad_dtype, alike) for alike in together]
+    made = [
+        Batch(groups[i], slots[0].plan, device, grad_dtype, slots)
+        for (i, _, device, grad_dtype, _), slots in kinds.items()
+    ]
     for batch in made:
         for slot in batch.slots:
             slot.attach(batch.group.caller, states[slot.owner])

@@ -3,9 +3,8 @@
 Copies lie in rows, next to each other; a row has elements of one parameter. So one kernel rounds them all.
 """
 
-import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,9 +12,7 @@ from torch import Tensor
 
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.for_each import for_each
-from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
-from halfstep_torch.engine.kernel_store import checked, is_stored, kernel_name, store
-from halfstep_torch.numbers.float_formats import dtype_name, torch_dtype
+from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO, as_int32, mixed_words
 from halfstep_torch.numbers.rounding import round_value
 
@@ -73,18 +70,10 @@ class Float32Copies:
             choice: whether it is compiled.
         """
         dtype, device = dtype_name(self._params[0].dtype), self._params[0].device
-        threads = torch.get_num_threads() if device.type == "cpu" else 0
-        kernel = functools.partial(_kernel, dtype, device, threads)
         rows = *self._rows, *(torch.from_numpy(x).to(device) for x in row_words(keys, *self._places))
-        count = len(rows[0])
-        if count > 1 and choice.prepare(
-            caller, device, count * _WIDTH, kernel, lambda: is_stored(_name(dtype, threads))
-        ):
-            kernel()(*rows)
-        else:
-            piece = (_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE) // _WIDTH
-            for start in range(0, count, piece):
-                _round_rows(dtype, *(x[start : start + piece] for x in rows))
+        count, piece = len(rows[0]), (_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE) // _WIDTH
+        for start in range(0, count, piece):
+            _round_rows(dtype, *(x[start : start + piece] for x in rows))
         for_each("copy_", self._params, self._rounded)
 
 
@@ -107,45 +96,3 @@ def _round_rows(dtype: str, new: Tensor, rounded: Tensor, first: Tensor, k0: Ten
     sums = torch.arange(_WIDTH, dtype=torch.int32, device=new.device) * k0[:, None]
     sums += (first * k0 + k1)[:, None]
     rounded.copy_(round_value(new, dtype, mixed_words(sums), saturate=False))
-
-
-@functools.cache
-def _name(dtype: str, threads: int) -> str | None:
-    """Return the name of a stored kernel for the CPU."""
-    return kernel_name(_round_rows, dtype, threads)
-
-
-@functools.cache
-def _kernel(dtype: str, device: torch.device, threads: int) -> Callable[..., None]:
-    """Return `_round_rows` for a dtype, compiled, for two rows or more."""
-
-    def round_rows(*rows: Tensor) -> None:
-        _round_rows(dtype, *rows)
-
-    def has_same_bits(stored: Callable[..., None]) -> bool:
-        generator = torch.Generator().manual_seed(0)
-        new, rounded, *words = _scratch(dtype, 8, device)
-        for x in (new, *words):
-            x.random_(-(2**23), 2**23, generator=generator)
-        ours, theirs = rounded.clone(), rounded.clone()
-        stored(new, ours, *words)
-        round_rows(new, theirs, *words)
-        return torch.equal(ours, theirs)
-
-    name = _name(dtype, threads) if device.type == "cpu" else None
-    if (stored := checked(name, has_same_bits)) is not None:
-        return stored
-    calls = [_scratch(dtype, rows, device) for rows in (_SCRATCH // _WIDTH, _SCRATCH // _WIDTH - 1)]
-    return compile_rows(
-        round_rows, compile_options(device, of_integers=True), calls, functools.partial(store, name)
-    )
-
-
-def _scratch(dtype: str, rows: int, device: torch.device) -> list[Tensor]:
-    """Return arguments of a kernel in scratch memory."""
-    matrices = [
-        torch.zeros(rows, _WIDTH, dtype=x, device=device) for x in (torch.float32, torch_dtype(dtype))
-    ]
-    for x in matrices:
-        mark_width(x)
-    return [*matrices, *(torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(3))]

@@ -3,17 +3,14 @@
 Either way no temporary of the size of the tensor is made.
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from halfstep.random_words import leaf_id, mix
+from halfstep.random_words import leaf_id
 from halfstep_torch.distributed.window import Window
-from halfstep_torch.engine.inductor import compile_options, compiling, own_code
-from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import as_int32, leaf_keys, whole_words, words_at
 from halfstep_torch.numbers.rounding import round_value
@@ -21,8 +18,6 @@ from halfstep_torch.numbers.rounding import round_value
 # Elements of a piece. On a CPU, the temporaries of a piece must stay in a cache. Elsewhere, launching the
 # kernels of a piece must be a small part of running them.
 _PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 22
-# Fewer elements than these are no work for a kernel; nor are more, whose indices have two halves.
-_SMALLEST, _LARGEST = 1 << 12, 1 << 31
 
 New = Callable[..., Tensor]
 """From float32 pieces of tensors to the float32 value that is to be rounded."""
@@ -36,7 +31,6 @@ def round_in_place(
     step: int,
     leaf: str,
     role: int,
-    compiled: bool = False,
     window: Window | None = None,
 ) -> None:
     """Replace x by stochastic(new(x, others...)), by R5, with the words of its row-major indices.
@@ -47,13 +41,7 @@ def round_in_place(
     """
     k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_id(leaf)], [role])[0]).tolist()
     name = dtype_name(x.dtype)
-    in_order = all(tensor.is_contiguous() for tensor in (x, *others))
     cut = window is not None and not window.is_full
-    if compiled and not cut and in_order and name != "float32" and _SMALLEST <= x.numel() < _LARGEST:
-        keys = torch.tensor([k0, k1], dtype=torch.int32, device=x.device)
-        flat = tuple(tensor.view(-1) for tensor in (x, *others))
-        rounding_kernel(new, name, len(others), x.device)(*flat, keys)
-        return
     for offset, part, *other_parts in _pieces(x, *others):
         value = new(part.to(torch.float32), *(other.to(torch.float32) for other in other_parts))
         words = None
@@ -63,27 +51,6 @@ def round_in_place(
         elif name != "float32":
             words = whole_words(k0, k1, part.shape, part.device, offset)
         part.copy_(round_value(value, name, words, saturate=False))
-
-
-@functools.cache
-def rounding_kernel(new: New, name: str, others: int, device: torch.device) -> Callable:
-    """Return a compiled function (x, others..., keys) that rounds flat tensors in place, of any length."""
-
-    def round_flat(x: Tensor, *rest: Tensor) -> None:
-        *other_parts, keys = rest
-        k0, k1 = keys.unbind()
-        words = mix(XP, torch.arange(x.numel(), dtype=torch.int32, device=x.device) * k0 + k1)
-        value = new(x.to(torch.float32), *(other.to(torch.float32) for other in other_parts))
-        x.copy_(round_value(value, name, words, saturate=False))
-
-    options = compile_options(device)
-    kernel = torch.compile(own_code(round_flat), dynamic=True, fullgraph=True, options=options)
-    # Long enough that Inductor, which decides on the length it is first shown, runs the kernel in parallel.
-    dtype = getattr(torch, name)
-    scratch = [torch.zeros(1 << 20, dtype=dtype, device=device) for _ in range(1 + others)]
-    with compiling():
-        kernel(*scratch, torch.zeros(2, dtype=torch.int32, device=device))
-    return kernel
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple]:

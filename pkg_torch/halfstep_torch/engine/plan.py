@@ -101,19 +101,11 @@ class Plan:
         """The part of a plan that parameters stepped together share; one object for equal parts."""
         return _interned((self.rule_indices, self.streams, self.padded_stages))
 
-    def within(self, window: Window, cut: bool = False) -> "Plan":
-        """Return the plan for a window of the parameter.
-
-        The window cuts no block or, with `cut`, is one of the parts of `halfstep_torch.sharded.cut_blocks`.
-        """
-        if window.is_full and not cut:
+    def within(self, window: Window) -> "Plan":
+        """Return the plan for a window of the parameter, which cuts no block."""
+        if window.is_full:
             return self
-        start = window.offset[-1] if cut else 0
-        rules = with_blocks(
-            self.rules, lambda fmt: blocks_of(window.whole, fmt.block_size, window.shape, start)
-        )
-        if cut:
-            rules = tuple(dataclasses.replace(rule, moments=tuple(map(_cut, rule.moments))) for rule in rules)
+        rules = with_blocks(self.rules, lambda fmt: blocks_of(window.whole, fmt.block_size, window.shape))
         return dataclasses.replace(self, rules=rules)
 
     @functools.cached_property
@@ -140,10 +132,6 @@ class Plan:
             return last
         rule = RoundedWeights(last.rule.name) if last is not None and last.weight_dtype else NearestWeights()
         return BoundWeights(rule, dtype=dtype_name(self.dtype))
-
-
-def _cut(moment: StoredMoment) -> StoredMoment:
-    return dataclasses.replace(moment, cut=True) if moment.format.scaled else moment
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Running the stages of a batch on its rows: by compiled kernels if there are any, else eagerly."""
+"""Running the stages of a batch: by one call of a kernel, or in plain torch."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from halfstep_torch.distributed.norms import SharedNorms
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.rows import Rows
-from halfstep_torch.engine.slots import Slot, SlotColumns
-from halfstep_torch.engine.step_numbers import number_places, unflat
+from halfstep_torch.engine.for_each import for_each
+from halfstep_torch.engine.plain import piece_length, step_pieces
+from halfstep_torch.engine.slots import Slot
 
 Walk = Generator[Sequence, None, None]
 """Steps slots in place; yields requests to other processes."""
@@ -18,42 +18,128 @@ Leaving = Generator[Sequence, None, Mapping[int, Tensor]]
 StepApart = Callable[[Batch, int, Mapping[int, Tensor]], Leaving]
 """Runs a stage, by its place, on slots that wait for other processes, given the updates that come to it."""
 
+# Elements of parameters whose float32 updates are kept at once, between stages.
+_TOGETHER = 1 << 22
+
 
 def run_batch(batch: Batch, step_apart: StepApart) -> list[tuple[Walk, Sequence]]:
     """Step the slots of a batch in place; return those that wait for other processes, with their requests."""
     waiting = []
-    for places, stage_rows in batch.rows:
-        walk = _walk(batch, places, stage_rows, step_apart)
+    for places in _groups(batch):
+        walk = _walk(batch, places, step_apart)
         if (asked := next(walk, None)) is not None:
             waiting.append((walk, asked))
-    # Aliases have version counters of their own: autograd must learn that the weights changed.
+    # Kernels write to memory by its address: autograd must learn that the weights changed.
     torch.autograd.graph.increment_version(batch.owners)
     return waiting
 
 
-def _walk(batch: Batch, places: Sequence[int], stage_rows: Sequence, step_apart: StepApart) -> Walk:
+def _groups(batch: Batch) -> list[list[int]]:
+    """Return the places of slots that go through all stages together."""
+    if len(batch.plan.stages) == 1:
+        return [list(range(len(batch.slots)))]
+    groups, room = [], 0
+    for place, slot in enumerate(batch.slots):
+        if not groups or slot.param.numel() > room:
+            groups.append([])
+            room = _TOGETHER
+        groups[-1].append(place)
+        room -= slot.param.numel()
+    return groups
+
+
+def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
     arriving = batch.gradients(places)
-    for k, (stage, all_rows) in enumerate(zip(batch.plan.padded_stages, stage_rows, strict=True)):
+    for k, stage in enumerate(batch.plan.padded_stages):
         if stage.scope == "parameter":
             if not k:  # the rule may write into what it is given, and that is the gradient
                 arriving = {place: u.to(torch.float32, copy=True) for place, u in arriving.items()}
-            arriving = yield from _step_arrays(batch, k, arriving, step_apart)
+            waits = {place: u for place, u in arriving.items() if batch.slots[place].waits}
+            leaving = {
+                place: step_array(batch, k, place, u) for place, u in arriving.items() if place not in waits
+            }
+            if waits:
+                leaving |= yield from step_apart(batch, k, waits)
+            arriving = leaving
             continue
         leaving = None if stage.applies else {place: _update_like(batch.slots[place]) for place in places}
-        for rows in all_rows:
-            rows.load(arriving, leaving)
-            step_rows(batch, k, rows)
-            rows.write_back(leaving)
+        rest = places
+        if (kernel := batch.kernels[k] if batch.kernels else None) is not None:
+            rows, rest = batch.by_memory(k, places, arriving)
+            if rows:
+                keys, numbers, which = batch.inputs(k, rows)
+                kernel(batch.table(k, rows, arriving, leaving), keys, numbers, which)
+        short = [place for place in rest if _is_short(batch.slots[place], k, arriving[place])]
+        for together in _alike(batch, k, short):
+            _step_packed(batch, k, together, arriving, leaving)
+        for place in set(rest) - set(short) if short else rest:
+            _step_plainly(batch, k, place, arriving[place], None if leaving is None else leaving[place])
         arriving = leaving or {}
 
 
-def _step_arrays(batch: Batch, k: int, arriving: Mapping[int, Tensor], step_apart: StepApart) -> Leaving:
-    """Run the k-th stage on whole parameters; return the outgoing updates."""
-    waits = {place: u for place, u in arriving.items() if batch.slots[place].waits}
-    leaving = {place: step_array(batch, k, place, u) for place, u in arriving.items() if place not in waits}
-    if waits:
-        leaving |= yield from step_apart(batch, k, waits)
-    return leaving
+def _is_short(slot: Slot, k: int, g: Tensor) -> bool:
+    """Whether a parameter with whole blocks costs less to copy next to others than to step alone."""
+    short = slot.param.numel() <= piece_length(slot.param.device) // 4
+    return short and slot.is_flat(g) and all(x.run is None for x in slot.plan.stages[k].blocks)
+
+
+def _alike(batch: Batch, k: int, places: Sequence[int]) -> list[list[int]]:
+    """Return places of slots with equal stages and counts, with the elements of a piece at most."""
+    alike: dict[tuple, list[list[int]]] = {}
+    filled: dict[tuple, int] = {}
+    for place in places:
+        slot = batch.slots[place]
+        key, elements = (slot.plan.stages[k], slot.step), slot.param.numel()
+        if key not in alike or filled[key] + elements > piece_length(slot.param.device):
+            alike.setdefault(key, []).append([])
+            filled[key] = 0
+        alike[key][-1].append(place)
+        filled[key] += elements
+    return [together for of_key in alike.values() for together in of_key]
+
+
+def _step_packed(
+    batch: Batch,
+    k: int,
+    places: Sequence[int],
+    arriving: Mapping[int, Tensor],
+    leaving: Mapping[int, Tensor] | None,
+) -> None:
+    """Step short parameters end to end, in plain torch."""
+    slots = [batch.slots[place] for place in places]
+    sizes = [slot.param.numel() for slot in slots]
+    params = [slot.param.detach().view(-1) for slot in slots]
+    p, g = torch.cat(params), torch.cat([arriving[place].reshape(-1) for place in places])
+    stage, u = (
+        slots[0].plan.stages[k],
+        None if leaving is None else torch.empty(len(p), dtype=torch.float32, device=p.device),
+    )
+    arrays = {name: [slot.state[name].view(-1) for slot in slots] for name in stage.arrays}
+    state = {name: torch.cat(parts) for name, parts in arrays.items()}
+    keys = (
+        torch.from_numpy(batch.host_keys[:, places])
+        .to(p.device)
+        .repeat_interleave(torch.tensor(sizes, device="cpu"), 1)
+    )
+    at = torch.cat([slot.indices(0, size) for slot, size in zip(slots, sizes, strict=True)])
+    step_pieces(
+        stage, p, g, u, state, batch.stage_numbers(k)[slots[0].step], keys.unbind(), lambda i, j: at[i:j]
+    )
+    pairs = [(params, p)] if u is None else [([leaving[place].view(-1) for place in places], u)]
+    for parts, packed in [*pairs, *((arrays[name], x) for name, x in state.items())]:
+        for_each("copy_", parts, list(packed.split([x.numel() for x in parts])))
+
+
+def _step_plainly(batch: Batch, k: int, place: int, g: Tensor, u: Tensor | None) -> None:
+    slot = batch.slots[place]
+    param = slot.param.detach()
+    p = param if param.is_contiguous() else param.contiguous()
+    if g.device != p.device:
+        g = g.to(p.device)
+    numbers, keys = batch.stage_numbers(k)[slot.step], batch.host_keys[:, place].tolist()
+    step_pieces(slot.plan.stages[k], p, g, u, slot.state, numbers, keys, slot.indices)
+    if p is not param:
+        param.copy_(p)
 
 
 def _update_like(slot: Slot) -> Tensor:
@@ -74,24 +160,3 @@ def step_array(batch: Batch, k: int, place: int, u: Tensor, op: SharedNorms | No
     if stage.applies:
         slot.param.detach().copy_(out)
     return out.contiguous()
-
-
-def step_rows(batch: Batch, k: int, rows: Rows) -> None:
-    """Run the k-th stage on rows: by its kernel if there is one."""
-    numbers, keys, first, column = batch.vectors[k], rows.keys(batch.keys), rows.low, rows.column
-    by_row = isinstance(numbers, SlotColumns)
-    numbers = rows.entries(numbers) if by_row else numbers
-    kernels = batch.kernels[k] if batch.kernels else {}
-    if not kernels or keys.dim() > 2:  # past 2^32 elements: too rare to have a kernel
-        (by_name, *_) = batch.stage_numbers(k).values()
-        if by_row:
-            by_name = unflat(number_places(tuple(by_name)), numbers[:, :, None].unbind())
-        keys = keys[:, :, None] if keys.dim() == 2 else keys
-        rows.stage.step_rows(rows.p, rows.g, rows.u, rows.state, by_name, first[:, None], keys, column)
-        return
-    single_slot = rows.single_slot and True in kernels
-    if single_slot:
-        keys, first = keys[:, :1].contiguous(), first[:1]
-        numbers = numbers[:, 0].contiguous() if by_row else numbers
-    updates = [] if rows.u is None else [rows.u]
-    kernels[single_slot](rows.p, rows.g, *updates, *rows.state, numbers, first, keys, column)

@@ -1,7 +1,6 @@
 """Parameters in a step: their weights, gradients and state in this process, and the plan of their step."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -33,7 +32,6 @@ class Slot:
         kept: of each what is the slot's, row-major.
         state: the same where it is stepped.
         gathered: whether what is here, of a sharded parameter, is all of it, in memory of ours.
-        cuts: whether the elements here are of blocks that have others elsewhere.
         index: of the parameter among those of the step: an order that all processes share.
         has_all: whether it is all that this process has of the parameter, whose gradient is beside it.
         exchanges: whether processes exchange anything in every step of the slot.
@@ -53,7 +51,6 @@ class Slot:
     kept: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gathered: bool = False
-    cuts: bool = False
     index: int = 0
     has_all = True
     exchanges = False
@@ -71,6 +68,15 @@ class Slot:
         grad = self.owner.grad
         assert grad is not None
         return grad.detach() if grad.requires_grad else grad
+
+    def indices(self, start: int, stop: int) -> Tensor:
+        """Return the row-major indices in the parameter, int64, of a range of the elements here."""
+        return self.window.indices(torch.arange(start, stop, device="cpu"))
+
+    def is_flat(self, g: Tensor) -> bool:
+        """Whether weights, gradient `g` and state are in row-major order, as kernels need them."""
+        arrays = (self.param, g, *self.state.values())
+        return all(x.is_contiguous() for x in arrays) and g.device == self.param.device
 
     def __post_init__(self) -> None:
         self.whole_plan = self.whole_plan or self.plan
@@ -120,19 +126,3 @@ def count(counters: Sequence[Tensor], steps: Iterable[int]) -> None:
         for_each("add_", list(counters), 1)
     if counters and LAST_STEP in steps:
         for_each("clamp_max_", list(counters), LAST_STEP)
-
-
-@dataclasses.dataclass(eq=False)
-class SlotColumns:
-    """A value for each slot of a launch: keys of random words, or numbers of its count.
-
-    Attributes:
-        columns: a row for every column, an entry per slot: int32, of `stream_keys`, or float32.
-    """
-
-    columns: Tensor
-
-    @functools.cached_property
-    def by_slot(self) -> Sequence[Tensor]:
-        """The column of every slot. Cutting all at once takes a third of the time."""
-        return self.columns.split(1, dim=1)

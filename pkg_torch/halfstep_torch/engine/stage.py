@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from halfstep.arrays import Array
-from halfstep.hyperparameters import Values
 from halfstep.random_words import word_role
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.numbers.norms import piece_length
@@ -194,36 +193,6 @@ class Stage:
 
         return words_of_rows
 
-    def step_rows(
-        self,
-        p: Tensor,
-        g: Tensor,
-        u: Tensor | None,
-        state: Sequence[Tensor],
-        numbers: Sequence[Values],
-        first: Tensor,
-        keys: Tensor,
-        column: Tensor,
-    ) -> None:
-        """Step rows of whole blocks in place.
-
-        Args:
-            p: weights, in rows of the width.
-            g: their gradient, or the update of the stage before.
-            u: where the stage's own update goes; None where it changes the weights.
-            state: state arrays, in rows; scales in one.
-            numbers: of each rule, by name: floats, or 0-d tensors in compiled code.
-            first: int32, in a column: the index of the first element of each row, its low half.
-            keys: int32: columns of k0 and k1 of each stream.
-            column: 0, 1, ... up to the width.
-        """
-        old = dict(zip(self.arrays, state, strict=True))
-        words = self.row_words(lambda: first + column, keys.unbind())
-        out, new = self.run(_in_rows(p, first), g, old, numbers, words)
-        (p if u is None else u).copy_(out)
-        for name, array in new.items():
-            old[name].copy_(array)
-
     def array_words(self, keys: Sequence[int], device: torch.device) -> Callable[..., Words]:
         """Return the words of arrays of any shape, given the keys of their leaf."""
         columns = self.columns(keys)
@@ -236,20 +205,3 @@ class Stage:
             return lambda shape: field_on_top(whole_words(k0, key, shape, device), role)
 
         return words_of_array
-
-
-def _in_rows(p: Tensor, first: Tensor) -> Tensor:
-    """Return the weights, through a `where` whose condition is always true.
-
-    Else Inductor, on a CPU, runs over weights that draw no words as over one line, and over moments in rows:
-    it cuts the step in two, and keeps the moments in memory in between.
-    """
-    if p.device.type != "cpu" or not torch.compiler.is_compiling():
-        return p
-    return torch.where(first >= -(2**31), p, 0)
-
-
-@functools.cache
-def column(width: int, device: torch.device) -> Tensor:
-    """Return 0, 1, ... up to the width of rows."""
-    return torch.arange(width, dtype=torch.int32, device=device)

@@ -1,60 +1,20 @@
-"""The inputs of kernels that change with each step: numbers and random keys. Contract: A4, W3, W4.
+"""The inputs of kernels that change with each step: numbers and random keys. Contract: A4, W3, W4."""
 
-Kernels take numbers as a vector, and keys as columns. All of a device are sent by one copy.
-"""
-
-import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from halfstep.hyperparameters import Values
 from halfstep.random_words import leaf_id
 from halfstep_torch.engine.batches import Batch, Measured
+from halfstep_torch.engine.number_places import flat, number_places, unflat  # noqa: F401
 from halfstep_torch.engine.plan import Stream
-from halfstep_torch.engine.rows import alias
-from halfstep_torch.engine.slots import Slot, SlotColumns
+from halfstep_torch.engine.slots import Slot
 from halfstep_torch.numbers.random_words import as_int32, leaf_keys
 from halfstep_torch.numbers.schedules import Scheduled
 
 # Leaves, counted anew for each step, whose keys are made at once.
 _KEYS = 1 << 10
-_ALIGNED = 4
-
-
-def flat(numbers: Values) -> list[float]:
-    """Return the numbers of named tuples, nested or not, in their order."""
-    made, coming = [], [numbers]
-    while coming:  # called at every step: a function of its own for each part takes longer
-        x = coming.pop()
-        if isinstance(x, (tuple, list)):
-            coming += reversed(x)
-        else:
-            made.append(x)
-    return made
-
-
-def number_places(numbers: Values) -> Values:
-    """Return the same named tuples with the place of each number in `flat`: equal for equal shapes."""
-    indices = iter(range(len(flat(numbers))))
-
-    def placed(part: Values) -> Values:
-        return _made(part, [placed(x) for x in part]) if isinstance(part, tuple) else next(indices)
-
-    return placed(numbers)
-
-
-def unflat(places: Values, numbers: Sequence) -> Values:
-    """Return named tuples of numbers, given their `number_places`."""
-    return (
-        _made(places, [unflat(x, numbers) for x in places]) if isinstance(places, tuple) else numbers[places]
-    )
-
-
-def _made(like: tuple, values: list) -> tuple:
-    return tuple(values) if type(like) is tuple else type(like)(*values)
 
 
 Numbers = dict[tuple[int, int], tuple[Values, dict[int, Values]]]
@@ -142,59 +102,3 @@ def attach_keys(sharing: Sharing) -> None:
         for batch in batches:
             stop = start + len(batch.slots)
             batch.host_keys, start = columns[:, start:stop], stop
-
-
-def send(batches: Iterable[Batch]) -> None:
-    """Copy numbers and keys of batches to their devices: one asynchronous copy to each device."""
-    by_device: dict[torch.device, list[Batch]] = {}
-    for batch in batches:
-        by_device.setdefault(batch.device, []).append(batch)
-    for device, of_device in by_device.items():
-        arrays = [array for batch in of_device for array in (batch.host_keys, *_vectors(batch))]
-        sent = iter(as_sent(arrays, device))
-        for batch in of_device:
-            batch.keys = SlotColumns(next(sent))
-            vectors = [next(sent) for _ in batch.plan.bounds]
-            for k in batch.measuring:
-                (numbers, *_) = batch.stage_numbers(k).values()
-                for i, x in enumerate(flat(numbers)):
-                    if isinstance(x, Tensor):  # the same for all counts
-                        vectors[k][i].copy_(x)
-            batch.vectors = [x if x.dim() == 1 else SlotColumns(x) for x in vectors]
-
-
-def as_sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return arrays of 4-byte numbers on a device, by one copy from pinned memory; a CPU takes no copy."""
-    if not is_elsewhere(device):
-        return [torch.from_numpy(array) for array in arrays]
-    # Kernels read what begins at a multiple of 16 bytes.
-    ends = list(itertools.accumulate(-(-array.size // _ALIGNED) * _ALIGNED for array in arrays))
-    host = torch.empty(ends[-1], dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
-    places = list(zip(arrays, [0, *ends], strict=False))
-    for array, start in places:
-        host.numpy()[start : start + array.size] = array.reshape(-1).view(np.int32)
-    there = host.to(device, non_blocking=True)
-    dtypes = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
-    return [alias(there, start, array.shape, dtypes[array.dtype]) for array, start in places]
-
-
-def is_elsewhere(device: torch.device) -> bool:
-    """Whether a device does not read the host's memory."""
-    return device.type != "cpu"
-
-
-def _vectors(batch: Batch) -> list[np.ndarray]:
-    """Return the numbers of each stage: a float32 vector, or a column for each slot if counts differ.
-
-    A number that was measured on a device is 0 in them: it stays there.
-    """
-    made, of_slots = [], 0
-    if len(batch.numbers) > 1:
-        places = {step: i for i, step in enumerate(batch.numbers)}
-        of_slots = [places[slot.step] for slot in batch.slots]
-    for k in range(len(batch.plan.bounds)):
-        numbers = [*map(flat, batch.stage_numbers(k).values())]
-        if k in batch.measuring:
-            numbers = [[0.0 if isinstance(x, Tensor) else x for x in of_count] for of_count in numbers]
-        made.append(np.ascontiguousarray(np.array(numbers, np.float32)[of_slots].T))
-    return made

@@ -1,7 +1,6 @@
 """Gradients of micro-batches, added up in 16 bits without losing small gradients. Contract: G1, G2."""
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Iterable
 from typing import Literal
@@ -13,11 +12,10 @@ from torch.utils.hooks import RemovableHandle
 from halfstep.random_words import Role
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.in_place import round_in_place, rounding_kernel
+from halfstep_torch.engine.in_place import round_in_place
 from halfstep_torch.gradients.hooks import claim, named_leaves, release
 from halfstep_torch.leaves.checks import LAST_STEP, check_grad
 from halfstep_torch.leaves.group_names import StateDict
-from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer_state.form import SavedState
 
@@ -152,20 +150,14 @@ class GradientAccumulation:
                     f"{_FUNCTION}: the gradient of {leaf.name!r} has a graph, which rounding would cut. "
                     "Use backward without create_graph."
                 )
-            compiled = total is not None and self._is_compiled(total)
         except Exception:
             leaf.param.grad = total
             raise
         leaf.count = min(leaf.count + 1, LAST_STEP)
         if total is not None:
             words = self._seed, leaf.count, leaf.name, Role.ACCUMULATOR
-            round_in_place(total, (grad,), accumulate, *words, compiled=compiled)
+            round_in_place(total, (grad,), accumulate, *words)
             leaf.param.grad = total
-
-    def _is_compiled(self, total: Tensor) -> bool:
-        """Whether a compiled kernel rounds the sum; compile it if needed."""
-        make = functools.partial(rounding_kernel, accumulate, dtype_name(total.dtype), 1, total.device)
-        return self._compile.prepare(_FUNCTION, total.device, total.numel(), make)
 
     def remove(self) -> None:
         """Remove the hooks: autograd then adds gradients as usual."""

@@ -21,7 +21,7 @@ from halfstep_torch.numbers.op import STEP_OPS, TorchOp, tensor_numbers
 from halfstep_torch.numbers.rounding import round_number
 from halfstep_torch.storage.relative import into_unit, out_of_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
-from halfstep_torch.storage.stored_moment import Arrays, StoredMoment, Words, min_scale_key, scale_key
+from halfstep_torch.storage.stored_moment import Arrays, StoredMoment, Words
 
 _OP = STEP_OPS["elementwise"]
 
@@ -47,7 +47,6 @@ class StepMoment:
         self._feedback = feedback
         value = self._shaped(storage.decode(state, words))
         self._codes, self._rounded = state[storage.key], None
-        self._min_scale = state[min_scale_key(scale_key(storage.key))] if storage.cut else None
         self.value: Tensor = value if unit is None else out_of_unit(storage.format, value, unit)
         self.arrays: Arrays = {}
 
@@ -72,7 +71,7 @@ class StepMoment:
         """Round x to the format, once, for the new state; return the float32 value that the update uses."""
         fmt, unit = self._storage.format, self._unit
         z = x if unit is None else into_unit(fmt, x, unit)
-        self.arrays, values = self._storage.encode(self._flat(z), self._words, self._min_scale)
+        self.arrays, values = self._storage.encode(self._flat(z), self._words)
         self._codes, values = self.arrays[self._storage.key], self._shaped(values)
         self._rounded = values if unit is None else out_of_unit(fmt, values, unit)
         if self._feedback is None:

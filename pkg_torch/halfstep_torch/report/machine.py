@@ -8,24 +8,21 @@ import numpy as np
 import torch
 
 from halfstep.hyperparameters import Arguments
-from halfstep_torch.engine.compiled_stage import is_at_hand
-from halfstep_torch.engine.inductor import find_cxx, missing_options
-from halfstep_torch.engine.kernel_store import folder
+from halfstep_torch.engine.kernels.build import find_cc, folder
 from halfstep_torch.rules.adam import AdamW
 
-MODES = ("eager", "torch.compile")
+MODES = ("plain steps", *(["kernels"] if find_cc() else []))
 """In which ways steps are taken."""
 
 
 def about() -> list[str]:
     """Return a line for each device and each compiler."""
     names = [f"device {i}: cuda, {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    cxx = find_cxx()
-    lines = [*(names or ["device: cpu"]), f"C++ compiler: {shutil.which(cxx) if cxx else 'none found'}"]
+    cc = find_cc()
+    lines = [*(names or ["device: cpu"]), f"C compiler: {shutil.which(cc) if cc else 'none found'}"]
     triton = importlib.util.find_spec("triton") is not None
     lines.append(f"Triton: {importlib.metadata.version('triton') if triton else 'none found'}")
-    lacking = [name for device in devices() for name in missing_options(torch.device(device))]
-    return [*lines, *(f"this torch lacks the option {name}: steps on a GPU stay eager" for name in lacking)]
+    return lines
 
 
 def devices() -> list[str]:
@@ -50,7 +47,7 @@ def final_weights(
     optimizer = AdamW(
         [(leaf.replace("/", "."), parameter)],
         lr=learning_rate,
-        compile=mode != "eager",
+        compile=mode == "kernels",
         **hyperparameters,
         **recipe,
     )
@@ -61,14 +58,12 @@ def final_weights(
 
 
 def warm(recipe: Arguments) -> str:
-    """Compile AdamW's step of bfloat16 weights on a CPU; return in words what was stored."""
+    """Build AdamW's kernels of bfloat16 weights on a CPU; return in words where they are kept."""
     parameter = torch.nn.Parameter(torch.zeros(256, 256, dtype=torch.bfloat16))
     parameter.grad = torch.zeros_like(parameter)
     optimizer = AdamW([("weight", parameter)], compile=True, **recipe)
     optimizer.step()
-    if not all(map(is_at_hand, optimizer._launches[None].batches)):
-        return f"{torch.get_num_threads()} threads, in torch.compile's cache"
-    return (
-        f"stored in {folder()}: there steps are compiled from the first one on, in processes of "
-        f"{torch.get_num_threads()} threads on this kind of processor"
-    )
+    kept = folder()
+    if kept is None:
+        return "built, and not kept: there is no folder that others cannot write"
+    return f"kept in {kept}: on this kind of processor steps run by kernels from the first one on"

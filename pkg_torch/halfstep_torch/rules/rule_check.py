@@ -1,22 +1,17 @@
-"""Whether a rule has the same bits op by op, in eager and in compiled steps, and in NumPy."""
+"""Whether a rule has the same bits op by op, in plain steps, in a generated kernel, and in NumPy."""
 
-from collections.abc import Callable, Sequence
-
+import numpy as np
 import torch
-from torch import Tensor
 
 from halfstep import rule_check
-from halfstep.hyperparameters import Values
-from halfstep.moments import Moments, StepMoment
-from halfstep.numbers import Number, Origin
 from halfstep.rule import Rule
 from halfstep.rule_check import Answer, Question
-from halfstep_torch.engine.inductor import compile_options, compiling, find_cxx, own_code
-from halfstep_torch.engine.step_numbers import flat, number_places, unflat
-from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.engine.kernels.build import find_cc
+from halfstep_torch.links.chain import chain
 from halfstep_torch.links.dry_run import bare_update
 from halfstep_torch.links.link import ParamInfo, as_link
 from halfstep_torch.numbers.op import GuardedOp, tensor_numbers
+from halfstep_torch.optimizer import Optimizer
 
 _CPU = torch.device("cpu")
 
@@ -25,32 +20,19 @@ class _RecordedOp(rule_check.Recorded, GuardedOp):
     """Operations of torch that record their results."""
 
 
-class _TracedOp(GuardedOp):
-    """The same for Dynamo, which cannot look for the lines of `update`."""
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self.results: list[Tensor] = []
-
-    def wrap(self, x: Tensor, made: Origin = Origin.ARRAY) -> Number:
-        """Return a Number, and keep the tensor."""
-        self.results.append(x)
-        return super().wrap(x, made)
-
-
 def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
-    """Raise an error unless eager code, compiled code and NumPy give a rule's update the same bits.
+    """Raise an error unless plain steps, a generated kernel and NumPy give a rule's update the same bits.
 
-    On the CPU, on numbers that `docs/new-rule.md` describes. A rule of scope "parameter" is never compiled.
+    On the CPU, on numbers that `docs/new-rule.md` describes. A rule of scope "parameter" has no kernel.
 
     Args:
         rule: an object, such as `Damped()`.
         seed: of the numbers.
-        compile: False where there is no C++ compiler, or no time: it takes half a minute.
+        compile: whether a kernel is generated and compared. False needs no C compiler.
 
     Raises:
         ValueError: with the line of `update` that differs, and what it gives.
-        RuntimeError: if `compile` is True, and there is no C++ compiler.
+        RuntimeError: if `compile` is True and there is no C compiler.
 
     Example:
         >>> from halfstep_torch import Rule, number
@@ -80,47 +62,31 @@ def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
     eager = rule_check.answer(bound.rule, question, tensors, _RecordedOp(rule.name))
     outputs = bare_update(bound, numbers, *question)
     answers = {"on the bare tensors of a step": Answer(outputs, [], [], [])}
-    if compile and bound.scope == "elementwise":
-        answers["under torch.compile"] = _compiled(bound, numbers, question)
     rule_check.compared(bound.rule, asked._replace(p=p), tensors, eager, answers)
+    if compile and bound.scope == "elementwise":
+        _check_kernel(rule, asked, p)
 
 
-def _compiled(bound: BoundRule, numbers: Values, question: Question) -> Answer:
-    """Return the results of compiled code for a step and for each of its operations."""
-    if find_cxx() is None:
+def _check_kernel(rule: Rule, asked: Question, p: np.ndarray) -> None:
+    """Raise ValueError unless a generated kernel has the bits of plain steps."""
+    if find_cc() is None:
         raise RuntimeError(
-            "check_rule: no C++ compiler is found. Install g++ (or name one in CXX), or use compile=False."
+            "check_rule: no C compiler is found. Install gcc or clang, name one in CC, or use compile=False."
         )
-    slots, names = number_places(numbers), list(question.moments)
-
-    def asked(g: Tensor, p: Tensor, *moments: Tensor) -> Question:
-        return Question(g, p, dict(zip(names, moments, strict=True)))
-
-    def outputs(vector: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
-        return bare_update(bound, unflat(slots, vector.unbind()), *asked(*arrays))
-
-    def results(vector: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
-        return _operations(bound, type(numbers)(*vector.unbind()), asked(*arrays))
-
-    arrays = [question.g, question.p, *question.moments.values()]
-    tensors = torch.stack(tensor_numbers(numbers, _CPU)) if numbers else torch.zeros(0)
-    given = _run(outputs, [torch.tensor(flat(numbers), dtype=torch.float32), *arrays])
-    return Answer(given, list(_run(results, [tensors, *arrays])), [], [])
-
-
-def _run(function: Callable, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the result of a function that is compiled as a step is."""
-    with compiling():
-        made = torch.compile(own_code(function), fullgraph=True, options=compile_options(_CPU))
-        return made(*tensors)
-
-
-def _operations(bound: BoundRule, numbers: Values, question: Question) -> tuple[Tensor, ...]:
-    """Return the result of every operation of a step."""
-    op = _TracedOp(bound.rule.name)
-    n = type(numbers)(*(op.wrap(x, Origin.NUMBER) for x in numbers))
-    moments = {name: StepMoment(name, x, op) for name, x in question.moments.items()}
-    g, p = op.wrap(question.g), op.wrap(question.p)
-    op.results.clear()
-    bound.rule.update(g, p, n, Moments(bound.rule.name, moments), op)
-    return tuple(op.results)
+    runs = []
+    for compile in (False, True):
+        param = torch.nn.Parameter(torch.from_numpy(p.copy()))
+        optimizer = Optimizer([("w", param)], chain(rule), compile=compile)
+        for sign in (1, -1):
+            param.grad = torch.from_numpy(sign * asked.g)
+            optimizer.step()
+        state = {name: x for name, x in optimizer.state[param].items() if name != "step"}
+        runs.append({"weights": param.detach(), **state})
+    for name, plain in runs[0].items():
+        same = plain.view(torch.uint8) == runs[1][name].view(torch.uint8)
+        nan = plain.isnan() & runs[1][name].isnan() if plain.is_floating_point() else torch.tensor(False)
+        if not (same.view(*plain.shape, -1).all(-1) | nan).all():
+            raise ValueError(
+                f"{rule.name}: in a generated kernel {name} has other bits than in plain steps. "
+                "Please report the rule: steps of an optimizer compare both, and take plain steps."
+            )

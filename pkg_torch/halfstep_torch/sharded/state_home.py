@@ -11,7 +11,6 @@ from halfstep_torch.engine.groups import Owner, ReadGroup
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot
 from halfstep_torch.sharded.action import Action
-from halfstep_torch.sharded.cut_blocks import CutBlocks
 from halfstep_torch.sharded.exchange import Gathering
 from halfstep_torch.sharded.slots import slots_of
 from halfstep_torch.storage.stored_moment import State
@@ -26,7 +25,7 @@ class BesideWeights:
 
     def arrange(self, batches: Sequence[Batch]) -> tuple[list[Batch], list[Action]]:
         """Return batches in the order of their steps, and the actions around them."""
-        return [*batches], [Gathering(batches), CutBlocks(batches)]
+        return [*batches], [Gathering(batches)]
 
     def placed(self, param: Tensor, plan: Plan, state: State) -> State:
         """Move a new state of a parameter to where state is kept, and return it."""

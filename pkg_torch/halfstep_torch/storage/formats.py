@@ -71,13 +71,9 @@ class Format(shared.Format):
         return self.round_trip(x, words, keep_nonzero=keep_nonzero)[0]
 
     def round_trip(
-        self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never", min_scale: Tensor | None = None
+        self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never"
     ) -> tuple[Encoded, Tensor]:
-        """Return the codes of `encode` and their values, without the cast there and back.
-
-        `min_scale` has the least byte of each block's scale: of a block whose other elements are elsewhere,
-        the byte of these. That of the whole block is the largest of the bytes of its pieces, 255 included.
-        """
+        """Return the codes of `encode` and their values, without the cast there and back."""
         if self.blocks is None:
             wide, values = self.arithmetic.round_trip(x, words, keep_nonzero == "always")
             return Encoded(wide.to(self.torch_dtype), None), values
@@ -86,8 +82,6 @@ class Format(shared.Format):
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
         block_max = magnitude.amax(self.blocks.axes(y), keepdim=True)
         scale = self.arithmetic.scale(block_max)
-        if min_scale is not None:
-            scale = torch.maximum(scale, min_scale.to(torch.int32).view(block_max.shape))
         nonzero: bool | Tensor = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
             nonzero = ~(y < 0).any(self.blocks.axes(y), keepdim=True)

@@ -36,7 +36,6 @@ class StoredMoment:
         unit: the name of the second moment whose root is its unit; "" for none.
         feeds_back: whether the error of storing it is fed back.
         second: the name of the second moment whose root bounds what is fed back; "" for no bound.
-        cut: whether blocks have elements elsewhere, whose scale is in the array `min_scale_key`.
         copies_weights: whether it is the weight, from which it starts.
         again: how the array of its codes is itself stored between the steps, under the same key (contract
             S2); None where it is kept as it is. The rule goes on with its own values, and what storing again
@@ -52,7 +51,6 @@ class StoredMoment:
     unit: str = ""
     feeds_back: bool = False
     second: str = ""
-    cut: bool = False
     copies_weights: bool = False
     again: "StoredMoment | None" = None
 
@@ -72,8 +70,7 @@ class StoredMoment:
         arrays = {self.key: codes}
         if self.format.scaled:
             scale = StateArray(torch.uint8, self.format, copied_as=copied_as, shape_of=self.shape_of)
-            key = scale_key(self.key)
-            arrays |= dict.fromkeys([key, min_scale_key(key)] if self.cut else [key], scale)
+            arrays[scale_key(self.key)] = scale
         return arrays if self.again is None else {**arrays, **self.again.arrays}
 
     @functools.cached_property
@@ -101,19 +98,16 @@ class StoredMoment:
         drawn = words[1](self.format.decoded_shape(codes)) if len(words) > 1 else None
         return self.format.decode(Encoded(codes, scale), drawn)
 
-    def encode(
-        self, x: Tensor, words: Sequence[Words], min_scale: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
         """Round `x` to the format, once; return codes, scales and their values.
 
         Args:
             x: what is to be stored.
             words: of each of the `sources`.
-            min_scale: the least byte of each block's scale, as `Format.round_trip` takes it.
         """
         count = len(self._sources)
         chosen, kept = words[0](tuple(x.shape)) if count else None, self.keep_nonzero
-        (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=kept, min_scale=min_scale)
+        (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=kept)
         arrays = {self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}
         if self.again is not None:
             codes = codes.to(torch.float32)
@@ -129,11 +123,6 @@ class StoredMoment:
 def scale_key(key: str) -> str:
     """Return the key of the scales of a moment in the state."""
     return f"{key}_scale"
-
-
-def min_scale_key(scale: str) -> str:
-    """Return the key of the minimum scales in a step, given the key of scales of cut blocks."""
-    return f"{scale}_min"
 
 
 def _as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:

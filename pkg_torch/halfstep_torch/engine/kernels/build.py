@@ -1,0 +1,156 @@
+"""Building a C library: by the system's compiler, in a process of its own.
+
+Libraries are kept in a folder, by the hash of their source. A library is native code, so it is loaded only
+from a folder that nobody else can write, and after its digest was compared (`trusted_files.py`). A library
+that fails the comparison is deleted and built again.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import tempfile
+import weakref
+
+from halfstep_torch.engine.kernels import trusted_files
+
+FOLDER = "HALFSTEP_KERNELS"
+"""The environment variable that names the folder of libraries. If it is empty, none is kept."""
+
+_FLAGS = (
+    "-std=gnu11 -O3 -march=native -mprefer-vector-width=512 -ffp-contract=off -fno-math-errno "
+    "-fno-trapping-math -fwrapv -fno-strict-aliasing -fno-tree-pre -fno-thread-jumps -shared -fPIC"
+).split()
+# Options that clang does not have.
+_GCC_ONLY = ("-fno-tree-pre", "-fno-thread-jumps")
+
+
+@functools.cache
+def find_cc() -> str | None:
+    """Return the C compiler: the one that CC names, or else gcc, cc or clang; None if there is none."""
+    named = os.environ.get("CC")
+    return next(filter(shutil.which, [named] if named else ["gcc", "cc", "clang"]), None)
+
+
+@functools.cache
+def flags() -> tuple[str, ...]:
+    """Return the options of the compiler. Options that the user sets for other programs are not read."""
+    said = subprocess.run(
+        [find_cc() or "cc", "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    return tuple(flag for flag in _FLAGS if "clang" not in said or flag not in _GCC_ONLY)
+
+
+def folder() -> pathlib.Path | None:
+    """Return the folder of libraries; None if they are not kept, or if others can write there."""
+    named = os.environ.get(FOLDER)
+    if named == "" or not hasattr(os, "getuid"):
+        return None
+    try:
+        path = pathlib.Path(named or f"{tempfile.gettempdir()}/halfstep_kernels_{os.getuid()}").expanduser()
+        path.mkdir(mode=0o755 if named else 0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no folder for temporary files, or no home
+        return None
+    return path if trusted_files.is_trusted_folder(path) else None
+
+
+class Library:
+    """A library of one source, which may still be in the making.
+
+    Attributes:
+        problem: why there is no library; "" if there is one, or may be one soon.
+    """
+
+    def __init__(self, source: str) -> None:
+        """Find the library, or start the compiler."""
+        self.problem = ""
+        name = hashlib.sha256("\0".join([source, *flags(), _processor()]).encode()).hexdigest()[:32]
+        kept = folder()
+        self._path = kept / f"{name}.so" if kept else None
+        self._loaded: ctypes.CDLL | None = None
+        self._compiler: subprocess.Popen | None = None
+        if self._path is not None and trusted_files.read(self._path) is not None:
+            self._load(self._path)
+        else:
+            self._start(source)
+
+    def _load(self, path: pathlib.Path) -> None:
+        try:
+            self._loaded = ctypes.CDLL(str(path))
+        except OSError as error:
+            self.problem = f"the library cannot be loaded ({error})"
+
+    def _start(self, source: str) -> None:
+        try:
+            self._work = pathlib.Path(tempfile.mkdtemp(prefix="halfstep_"))
+            (self._work / "kernel.c").write_text(source)
+            command = [find_cc() or "cc", *flags(), "kernel.c", "-o", "kernel.so"]
+            with (self._work / "errors").open("wb") as errors:
+                # A session of its own: an interrupt of the training does not reach the compiler.
+                self._compiler = subprocess.Popen(
+                    command, stderr=errors, stdin=subprocess.DEVNULL, cwd=self._work, start_new_session=True
+                )
+        except OSError as error:
+            self.problem = f"the compiler cannot be started ({error})"
+            return
+        self._end = weakref.finalize(self, _clean_up, self._compiler, self._work)
+
+    def get(self, *, wait: bool) -> ctypes.CDLL | None:
+        """Return the library if it is built; `wait` for the compiler."""
+        if self._compiler is None or (not wait and self._compiler.poll() is None):
+            return self._loaded
+        failed, made = self._compiler.wait(), self._work / "kernel.so"
+        self._compiler = None
+        if failed:
+            errors = (self._work / "errors").read_text(errors="replace").strip()
+            self.problem = f"{find_cc()} ended with {failed}: {errors[-300:]}"
+        else:
+            self._load(self._kept(made))
+        self._end()
+        return self._loaded
+
+    def _kept(self, made: pathlib.Path) -> pathlib.Path:
+        """Return the path of a new library, in the folder of libraries if possible."""
+        if self._path is None:
+            return made
+        try:
+            trusted_files.write(self._path, made.read_bytes())
+        except OSError:  # a full or read-only folder
+            return made
+        return self._path
+
+
+def _clean_up(compiler: subprocess.Popen, work: pathlib.Path) -> None:
+    """Stop a compiler that nobody waits for, and remove its files. A loaded library stays loaded."""
+    if compiler.poll() is None:
+        compiler.kill()
+        compiler.wait()
+    shutil.rmtree(work, ignore_errors=True)
+
+
+@functools.cache
+def _processor() -> str:
+    """Return the processor's features, on which the compiler's choice of instructions depends."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()} {platform.node()}"
+    features = (line for line in lines if line.startswith(("flags", "Features")))
+    return f"{platform.machine()} {next(features, '')}"
+
+
+@functools.cache
+def openmp_team() -> ctypes.c_void_p | None:
+    """Return the function of PyTorch's OpenMP library that runs a team of threads, if it is GNU's."""
+    try:
+        lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if "libgomp" in line:
+            return ctypes.cast(ctypes.CDLL(line.split()[-1]).GOMP_parallel, ctypes.c_void_p)
+    return None

@@ -1,0 +1,54 @@
+"""A kernel on a CPU: its C library, and one call that updates all parameters of a table."""
+
+import ctypes
+
+import numpy as np
+import torch
+
+from halfstep_torch.engine.kernels.build import Library, openmp_team
+from halfstep_torch.engine.kernels.c_source import c_source
+from halfstep_torch.engine.kernels.graph import Graph
+from halfstep_torch.engine.kernels.tables import FIELDS
+
+_ARGUMENTS = [
+    ctypes.c_int64,
+    *[ctypes.c_void_p] * 4,
+    ctypes.c_int32,
+    ctypes.c_int64,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+]
+
+
+class CKernel:
+    """The kernel of a graph in C.
+
+    Raises:
+        NoGeneratedForm: if C has no form of an operation.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._library, self._step = Library(c_source(graph)), None
+
+    @property
+    def problem(self) -> str:
+        """Why there is no kernel, or ""."""
+        return self._library.problem
+
+    def is_built(self, *, wait: bool) -> bool:
+        """Whether the library is there; `wait` for the compiler."""
+        if self._step is None and (library := self._library.get(wait=wait)) is not None:
+            self._step = library.step
+            self._step.restype, self._step.argtypes = None, _ARGUMENTS
+        return self._step is not None
+
+    def __call__(
+        self, table: np.ndarray, keys: np.ndarray, numbers: np.ndarray, which: np.ndarray | None
+    ) -> None:
+        """Update the parameters of a table, with the keys of each in a column, and numbers by count."""
+        assert self._step is not None
+        self._step(
+            len(table), table.ctypes.data, keys.ctypes.data, numbers.ctypes.data,
+            None if which is None else which.ctypes.data, numbers.shape[-1],
+            int(table[:, FIELDS.index("elements")].sum()), torch.get_num_threads(), openmp_team(),
+        )  # fmt: skip

@@ -1,0 +1,519 @@
+"""The C source of a kernel, generated from the graph of a stage.
+
+`c_source` returns a translation unit whose function `step` updates all parameters of a table (`tables.py`).
+The function `row`, which is generated here, updates elements that are contiguous in memory and in the whole
+array. The driver (`c_driver.py`) divides the table into rows.
+
+Without blocks a row has any length, and its loop runs over a multiple of LANES elements. With blocks a row is
+one block of the coarsest cut. Values that are read after a maximum over a block are kept on the stack.
+
+The compiler vectorizes every loop over elements without `-ffast-math`. These spellings are the ones that gcc
+12 vectorizes with the bits of PyTorch:
+
+- `(float)(int)x` becomes `trunc(x)`, which is -0 for x in (-1, -0] and stays scalar, so the integer is
+combined
+  with a zero that the compiler cannot see.
+- A maximum of magnitudes is an integer maximum of patterns, because a maximum of floats stays scalar.
+- A NaN passes through `minimum` and `maximum` by a mask: nested selects become jumps.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from halfstep_torch.engine.kernels.c_driver import LANES, c_driver, variable
+from halfstep_torch.engine.kernels.graph import ROWS, Graph, Node, NoGeneratedForm
+
+TYPES = {
+    torch.float32: "float", torch.int32: "i32", torch.uint8: "u8", torch.bool: "bool", torch.bfloat16: "u16",
+    torch.int16: "i16", torch.float16: "_Float16", torch.int64: "i64", torch.int8: "i8",
+    torch.float8_e4m3fn: "u8", torch.float8_e5m2: "u8",
+}  # fmt: skip
+HEAD = r"""
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef int8_t i8; typedef uint8_t u8; typedef int16_t i16; typedef uint16_t u16;
+typedef int32_t i32; typedef uint32_t u32; typedef int64_t i64;
+#define INLINE static inline __attribute__((always_inline))
+
+/* A zero that the compiler cannot see. */
+i32 halfstep_zero = 0;
+
+INLINE i32 bits(float x) { i32 y; memcpy(&y, &x, 4); return y; }
+INLINE float real(i32 x) { float y; memcpy(&y, &x, 4); return y; }
+INLINE i32 lsr(i32 x, int by) { return (i32)((u32)x >> by); }
+INLINE i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
+INLINE i32 larger(i32 a, i32 b) { return a > b ? a : b; }
+INLINE float minimum(float a, float b) { i32 nan = a != a ? -1 : 0; return real(bits(a < b ? a : b) | nan); }
+INLINE float maximum(float a, float b) { i32 nan = a != a ? -1 : 0; return real(bits(a > b ? a : b) | nan); }
+INLINE float sign(float x) { return (float)((x > 0) - (x < 0)); }
+/* To the nearest whole number, ties to even. From 2^23 on every float is whole. */
+INLINE float even(float x) {
+  i32 b = bits(x);
+  float r = (real(b & 0x7FFFFFFF) + 0x1p23f) - 0x1p23f;
+  r = real(bits(r) | (b & (i32)0x80000000u));
+  return fabsf(x) < 0x1p23f ? r : x;
+}
+INLINE float of_bfloat16(u16 x) { return real((i32)((u32)x << 16)); }
+INLINE u16 upper_half(float x) { return (u16)((u32)bits(x) >> 16); }
+INLINE u16 to_bfloat16(float x) {
+  u32 b = (u32)bits(x), r = (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16;
+  return (u16)(x != x ? 0x7FC0u : r);
+}
+/* float8_e4m3fn: below 2^-6 the codes are multiples of 2^-9. NaN has all bits set. */
+INLINE float of_float8_e4m3fn(u8 x) {
+  i32 m = x & 0x7F;
+  float r = real(m << 20) * 0x1p120f;
+  r = m == 0x7F ? __builtin_nanf("") : r;
+  return real(bits(r) | (i32)((u32)(x & 0x80) << 24));
+}
+INLINE u8 to_float8_e4m3fn(float x) {
+  i32 b = bits(x) & 0x7FFFFFFF;
+  i32 small = bits(real(b) + 0x1p14f) - bits(0x1p14f);
+  i32 large = (b + 0x7FFFF + ((b >> 20) & 1) - (120 << 23)) >> 20;
+  i32 r = b < (121 << 23) ? small : large;
+  r = r > 0x7E ? 0x7F : r;
+  return (u8)(r | ((bits(x) >> 24) & 0x80));
+}
+INLINE float of_float8_e5m2(u8 x) {
+  i32 m = x & 0x7F;
+  float r = real(m << 21) * 0x1p112f;
+  r = m == 0x7C ? __builtin_inff() : r;
+  r = m > 0x7C ? __builtin_nanf("") : r;
+  return real(bits(r) | (i32)((u32)(x & 0x80) << 24));
+}
+INLINE u8 to_float8_e5m2(float x) {
+  i32 b = bits(x) & 0x7FFFFFFF;
+  i32 small = bits(real(b) + 0x1p7f) - bits(0x1p7f);
+  i32 large = (b + 0xFFFFF + ((b >> 21) & 1) - (112 << 23)) >> 21;
+  i32 r = b < (113 << 23) ? small : large;
+  r = r > 0x7C ? 0x7C : r;
+  r = b > 0x7F800000 ? 0x7F : r;
+  return (u8)(r | ((bits(x) >> 24) & 0x80));
+}
+"""
+_FORMS = {
+    "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})", "neg": "(-{0})",
+    "sqrt": "sqrtf({0})", "floor": "floorf({0})", "round": "even({0})", "sign": "sign({0})",
+    "and": "({0} & {1})", "or": "({0} | {1})", "xor": "({0} ^ {1})", "shr": "({0} >> {1})",
+    "lsr": "lsr({0}, {1})", "eq": "({0} == {1})", "ne": "({0} != {1})", "lt": "({0} < {1})",
+    "le": "({0} <= {1})", "gt": "({0} > {1})", "ge": "({0} >= {1})", "where": "({0} ? {1} : {2})",
+    "take": "{0}[{1}]",
+}  # fmt: skip
+_CONVERTED = {
+    torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
+}
+_ELEMENT, _BYTE, _SCALAR = "element", "byte", "scalar"
+_AGAIN = 6
+"""An element that takes at most so many operations is computed again after a maximum instead of kept."""
+
+Reference = Callable[[Node | float, Node], str]
+
+
+def c_source(graph: Graph) -> str:
+    """Return the translation unit of a kernel.
+
+    Raises:
+        NoGeneratedForm: for an operation or a dtype that has no form in C.
+    """
+    row = _Row(graph)
+    parts = [HEAD, *row.tables(), row.function(), c_driver(graph, row.arrays(), row.scalars())]
+    return "\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+class _Row:
+    """The function that updates one row.
+
+    Attributes:
+        level: of each node how many values a row has: `_ELEMENT`, `_BYTE`, `_SCALAR`, or so many.
+        phase: of each node how many maxima over the row must be known first.
+        kept: elements in an array on the stack.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.width, self.cut = graph, graph.width, bool(graph.stage.blocks)
+        self.memory = ["p", "g", *(["u"] if "u" in graph.outputs else []), *graph.stage.arrays]
+        self.nodes = [node for node in graph.nodes if node.op not in ("view", "expand")]
+        if unknown := {node.dtype for node in self.nodes} - set(TYPES):
+            raise NoGeneratedForm(", ".join(map(str, unknown)))
+        self.args = {node: tuple(map(_base, node.args)) for node in self.nodes}
+        self.outputs = {name: _base(node) for name, node in graph.outputs.items()}
+        self.level = {node: self._level_of(node) for node in self.nodes}
+        self.phase: dict[Node, int] = {}
+        for node in self.nodes:
+            self.phase[node] = self._phase_of(node)
+        self.kept = self._kept()
+        self._spread_already: set[Node] = set()
+
+    def operands(self, node: Node) -> list[Node]:
+        """Return the nodes that a node reads."""
+        return [x for x in self.args[node] if isinstance(x, Node)]
+
+    def _level_of(self, node: Node) -> str | int:
+        if node.shape == () or node.op == "table":
+            return _SCALAR
+        size = math.prod(node.shape) // ROWS
+        is_packed = node.op == "pack4" or any(
+            x.op == "unpack4" and self.args[x][0] is node for x in self.nodes
+        )
+        if is_packed or size not in (self.width, *self._cuts()):
+            if size * 2 != self.width:
+                raise NoGeneratedForm(f"{node.op} of {size} values of a row of {self.width}")
+            return _BYTE
+        return _ELEMENT if size == self.width else size
+
+    def _cuts(self) -> list[int]:
+        """Return how many blocks a row has of each cut."""
+        return [self.width // blocks.size for blocks in self.graph.stage.blocks]
+
+    def _phase_of(self, node: Node) -> int:
+        phases, level = [0], self.level[node]
+        for x in self.operands(node):
+            of = self.level[x]
+            if of == _SCALAR or node.op == "slice":  # a slice computes its element anew
+                continue
+            waits = of in (_ELEMENT, _BYTE) and level not in (_ELEMENT, _BYTE)
+            phases.append(self.phase[x] + waits)
+        return max(phases)
+
+    def _kept(self) -> set[Node]:
+        """Return the elements that another loop reads, if computing them again takes long."""
+        kept = {node for node in self.nodes if node.op == "unpack4"}
+        for node in self.nodes:
+            for x in self.operands(node):
+                if self.level[x] != _ELEMENT or x.op == "input":
+                    continue
+                later = self.level[node] in (_ELEMENT, _BYTE) and self.phase[node] > self.phase[x]
+                in_parts = node.op in ("amax", "any") and self.level[node] != 1
+                if node.op == "pack4" or in_parts or (later and self._cost(x) > _AGAIN):
+                    kept.add(x)
+        return kept
+
+    def _cost(self, node: Node) -> int:
+        if node.op == "input" or self.level[node] != _ELEMENT:
+            return 0
+        return 1 + sum(map(self._cost, self.operands(node)))
+
+    # The parts of the translation unit.
+
+    def tables(self) -> list[str]:
+        """Return the constants of tables of codes."""
+        found = [node for node in self.nodes if node.op == "table"]
+        return [
+            f"static const float {x.name}[] = {{{', '.join(_number(v, torch.float32) for v in x.args[0])}}};"
+            for x in found
+        ]
+
+    def arrays(self) -> list[tuple[str, str, int]]:
+        """Return the arrays of a row: name, type, and how many elements share an entry."""
+        inputs, made = self.graph.inputs, []
+        for name in self.memory:
+            spec = self.graph.stage.arrays.get(name)
+            dtype = {"p": self.graph.stage.dtype, "g": self.graph.grad_dtype, "u": torch.float32}.get(name)
+            dtype = spec.dtype if spec else dtype
+            assert dtype is not None
+            shared = 1
+            if spec and spec.scale_of is not None:
+                shared = self.width // spec.size(self.width)
+            elif spec and spec.packed_of is not None:
+                shared = 2
+            made.append((name, TYPES[inputs[name].dtype if name in inputs else dtype], shared))
+        return made
+
+    def scalars(self) -> list[Node]:
+        """Return the inputs that are one value for a parameter."""
+        return [node for node in self.nodes if node.op == "input" and node.shape == ()]
+
+    def function(self) -> str:
+        """Return the function `row`."""
+        taken = [
+            f"{'const ' * (name == 'g')}{of} *restrict {variable(name)}" for name, of, _ in self.arrays()
+        ]
+        taken += ["i64 n", "u32 first", *(f"const {TYPES[x.dtype]} {_name(x)}" for x in self.scalars())]
+        lines = ["const i32 zero = halfstep_zero; (void)zero; (void)n; (void)first;"]
+        if not self.cut:
+            lines += [f"n &= -{LANES};", "if (n <= 0) return;"]
+        lines += [
+            f"const {TYPES[x.dtype]} {x.name} = {self._form(x, self._in_row)};"
+            for x in self._computed_scalars()
+        ]
+        lines += [
+            f"{self._type(x)} kept_{x.name}[{self.width}] __attribute__((aligned(64)));"
+            for x in self._in_order(self.kept)
+        ]
+        for phase in range(max(self.phase.values()) + 1):
+            for node in self.nodes:
+                if self.phase[node] == phase and isinstance(self.level[node], int):
+                    lines += self._of_blocks(node)
+            lines += self._loop(phase)
+        lines += self._stores()
+        body = "\n".join(f"  {line}" for line in lines)
+        return f"static __attribute__((noinline)) void row({', '.join(taken)}) {{\n{body}\n}}"
+
+    def _computed_scalars(self) -> list[Node]:
+        return [x for x in self.nodes if x.shape == () and x.op not in ("input", "const")]
+
+    def _in_order(self, nodes: set[Node]) -> list[Node]:
+        return [node for node in self.nodes if node in nodes]
+
+    def _type(self, node: Node) -> str:
+        return TYPES[node.dtype]
+
+    # Values of blocks.
+
+    def _of_blocks(self, node: Node) -> list[str]:
+        """Return the statements that compute the values of a row's blocks."""
+        count, of = self.level[node], self._type(node)
+        assert isinstance(count, int)
+        if node.op in ("amax", "any"):
+            return self._maxima(node, count) if count > 1 else []  # of one block: made in the loop before
+        if node.op == "input" and node.args[0].startswith("first."):
+            value = f"(i32)(first + (u32)(j * {self.width // count}))"
+        elif node.op == "input":
+            value = f"{variable(node.args[0])}[j]"
+        else:
+            value = self._form(node, lambda x, by: self._in_block(x, by, count))
+        return [f"{of} {node.name}[{count}];", f"for (i32 j = 0; j < {count}; j++) {node.name}[j] = {value};"]
+
+    def _maxima(self, node: Node, count: int) -> list[str]:
+        (x,), size = self.operands(node), self.width // count
+        if node.op != "amax" or x.dtype != torch.float32:
+            raise NoGeneratedForm(f"{node.op} of {x.dtype} over blocks within a row")
+        return [
+            f"float {node.name}[{count}];",
+            f"for (i32 j = 0; j < {count}; j++) {{",
+            "  i32 most = 0;",
+            f"  for (i32 i = 0; i < {size}; i++) most = larger(most, bits(kept_{x.name}[j * {size} + i]));",
+            f"  {node.name}[j] = real(most);",
+            "}",
+        ]
+
+    def _in_block(self, x: Node | float, by: Node, count: int) -> str:
+        """Return a value as the j-th of `count` blocks reads it."""
+        if not isinstance(x, Node) or self.level[x] == _SCALAR:
+            return self._in_row(x, by)
+        of = self.level[x]
+        if not isinstance(of, int):
+            raise NoGeneratedForm(f"{by.op} of a block, of single elements")
+        return f"{x.name}[j]" if of == count else f"{x.name}[j * {of} / {count}]"
+
+    def _in_row(self, x: Node | float, by: Node) -> str:
+        """Return a number, or a value that a row has once."""
+        if not isinstance(x, Node):
+            return _number(x, _dtype_of_number(by))
+        return _number(x.args[0], x.dtype) if x.op == "const" else _name(x)
+
+    # Loops over elements.
+
+    def _loop(self, phase: int) -> list[str]:
+        """Return the loop over the elements of a phase."""
+        ends = {
+            name: x
+            for name, x in self.outputs.items()
+            if self.level[x] == _ELEMENT and self.phase[x] == phase
+        }
+        kept = [x for x in self._in_order(self.kept) if self.phase[x] == phase and x.op != "unpack4"]
+        maxima = [
+            x
+            for x in self.nodes
+            if x.op in ("amax", "any") and self.level[x] == 1 and self.phase[x] == phase + 1
+        ]
+        roots = [*kept, *ends.values(), *(self.operands(x)[0] for x in maxima)]
+        lines = [
+            line
+            for x in self._in_order(self.kept)
+            if x.op == "unpack4" and self.phase[x] == phase
+            for line in self._unpacked(x)
+        ]
+        if not roots:
+            return lines
+        todo = self._needed(roots, phase)
+        spread = self._spread(todo)
+        head: list[str] = []
+        body: list[str] = []
+        for x in todo:
+            if self._is_at_hand(x, phase):
+                body.append(f"const {self._type(x)} {x.name} = kept_{x.name}[i];")
+            elif x.op == "mul" and _is_index(self.args[x][0]):
+                by = self._in_row(self.args[x][1], x)
+                head.append(f"u32 run_{x.name} = first * (u32){by};")
+                body.append(f"const i32 {x.name} = (i32)run_{x.name}; run_{x.name} += (u32){by};")
+            elif _is_index(x):
+                body.append(f"const i32 {x.name} = (i32)(first + (u32)i);")
+            elif x.op == "input":
+                body.append(f"const {self._type(x)} {x.name} = {variable(x.args[0])}[i];")
+            else:
+                body.append(f"const {self._type(x)} {x.name} = {self._form(x, self._in_element)};")
+        body += [f"kept_{x.name}[i] = {x.name};" for x in kept]
+        body += [f"{variable(name)}[i] = {self._in_element(x, x)};" for name, x in ends.items()]
+        for x in maxima:
+            (of,) = self.operands(x)
+            pattern = f"bits({of.name})" if x.op == "amax" else f"(i32){of.name}"
+            head.append(f"i32 most_{x.name} = 0;")
+            body.append(f"most_{x.name} = larger(most_{x.name}, {pattern});")
+        count = self.width if self.cut else "n"
+        loop = [
+            "#pragma GCC ivdep",
+            f"for (i32 i = 0; i < {count}; i++) {{",
+            *(f"  {line}" for line in body),
+            "}",
+        ]
+        for x in maxima:
+            value = f"real(most_{x.name})" if x.op == "amax" else f"most_{x.name} != 0"
+            loop.append(f"const {self._type(x)} {x.name}[1] = {{{value}}};")
+        return [*lines, *spread, *head, *loop]
+
+    def _is_at_hand(self, x: Node, phase: int) -> bool:
+        """Whether an element can be read from the stack."""
+        return x in self.kept and (self.phase[x] < phase or x.op == "unpack4")
+
+    def _needed(self, roots: Sequence[Node], phase: int) -> list[Node]:
+        """Return the elements that a loop computes or reads, in order."""
+        needed, waiting = set(), [x for x in roots if self.level[x] == _ELEMENT]
+        while waiting:
+            x = waiting.pop()
+            if x in needed:
+                continue
+            needed.add(x)
+            if self._is_at_hand(x, phase) or (x.op == "mul" and _is_index(self.args[x][0])):
+                continue
+            waiting += [y for y in self.operands(x) if self.level[y] == _ELEMENT]
+        return self._in_order(needed)
+
+    def _spread(self, todo: Sequence[Node]) -> list[str]:
+        """Return loops that copy values of blocks to each element: nested loops are not vectorized."""
+        lines = []
+        for x in (y for node in todo for y in self.operands(node)):
+            count = self.level[x]
+            if not isinstance(count, int) or count == 1 or x in self._spread_already:
+                continue
+            self._spread_already.add(x)
+            of, size = "i32" if x.dtype == torch.bool else self._type(x), self.width // count
+            lines += [
+                f"{of} of_{x.name}[{self.width}];",
+                f"for (i32 j = 0; j < {count}; j++) for (i32 i = 0; i < {size}; i++) "
+                f"of_{x.name}[j * {size} + i] = {x.name}[j];",
+            ]
+        return lines
+
+    def _in_element(self, x: Node | float, by: Node) -> str:
+        """Return a value as the i-th element reads it."""
+        if not isinstance(x, Node) or self.level[x] == _SCALAR:
+            return self._in_row(x, by)
+        count = self.level[x]
+        if count == 1:
+            return f"{x.name}[0]"
+        if isinstance(count, int):
+            return f"(of_{x.name}[i] != 0)" if x.dtype == torch.bool else f"of_{x.name}[i]"
+        return x.name
+
+    def _unpacked(self, node: Node) -> list[str]:
+        (source,) = self.operands(node)
+        half = self.width // 2
+        return [
+            f"for (i32 i = 0; i < {half}; i++) {{",
+            f"  const u8 pair = {variable(source.args[0])}[i];",
+            f"  kept_{node.name}[2 * i] = pair & 15; kept_{node.name}[2 * i + 1] = pair >> 4;",
+            "}",
+        ]
+
+    def _stores(self) -> Iterator[str]:
+        """Yield the statements that store values of blocks and packed codes."""
+        for name, node in self.outputs.items():
+            count = self.level[node]
+            if isinstance(count, int):
+                yield f"for (i32 j = 0; j < {count}; j++) {variable(name)}[j] = {node.name}[j];"
+            elif node.op == "pack4":
+                pairs = f"kept_{self.operands(node)[0].name}"
+                yield f"for (i32 i = 0; i < {self.width // 2}; i++)"
+                yield f"  {variable(name)}[i] = (u8)({pairs}[2 * i] | {pairs}[2 * i + 1] << 4);"
+
+    def _form(self, node: Node, reference: Reference) -> str:
+        """Return the expression of an operation, given how its operands are referred to."""
+        op, dtype = node.op, node.dtype
+        given = [reference(x, node) for x in self.args[node]]
+        first = self.args[node][0]
+        if op in ("minimum", "maximum"):
+            return _extreme(op, dtype, given, isinstance(self.args[node][1], Node))
+        if op == "abs":
+            return f"fabsf({given[0]})" if dtype == torch.float32 else f"abs({given[0]})"
+        if op == "not":
+            return f"(!{given[0]})" if dtype == torch.bool else f"({self._type(node)})(~{given[0]})"
+        if op == "shl":
+            return f"(({self._type(node)})((u32){given[0]} << {given[1]}))"
+        if op == "bitcast":
+            return f"{'bits' if dtype == torch.int32 else 'real'}({given[0]})"
+        if op == "cast" and isinstance(first, Node):
+            return self._cast(node, first, given[0])
+        if op not in _FORMS or (
+            op in ("add", "sub", "mul", "div") and dtype not in (torch.float32, torch.int32)
+        ):
+            raise NoGeneratedForm(f"{op} of {dtype}")
+        return _FORMS[op].format(*given)
+
+    def _cast(self, node: Node, source: Node, given: str) -> str:
+        dtype = node.dtype
+        if dtype == torch.bool:
+            return f"({given} != 0)"
+        if source.dtype == torch.bool:  # a select: g++ does not vectorize the conversion
+            return f"({given} ? {_number(1, dtype)} : {_number(0, dtype)})"
+        if dtype in _CONVERTED and source.dtype == torch.float32:
+            return f"upper_half({given})" if node.exact else f"to_{_CONVERTED[dtype]}({given})"
+        if source.dtype in _CONVERTED and dtype == torch.float32:
+            return f"of_{_CONVERTED[source.dtype]}({given})"
+        if dtype in _CONVERTED or source.dtype in _CONVERTED:
+            raise NoGeneratedForm(f"a cast from {source.dtype} to {dtype}")
+        from_float = source.op == "cast" and source.args[0].dtype == torch.float32
+        if dtype == torch.float32 and from_float and not source.dtype.is_floating_point:
+            return f"((float)({given} | zero))"
+        return f"(({self._type(node)}){given})"
+
+
+def _base(x: Node | float) -> Node | float:
+    """Return a node without its views, which do not change the row-major order."""
+    while isinstance(x, Node) and x.op in ("view", "expand"):
+        x = x.args[0]
+    return x
+
+
+def _is_index(x: Node | float) -> bool:
+    return isinstance(x, Node) and x.op == "input" and x.args[0] == "index"
+
+
+def _name(x: Node) -> str:
+    """Return the variable of a value that a row has once."""
+    return x.args[0].replace(".", "_") if x.op == "input" else x.name
+
+
+def _extreme(op: str, dtype: torch.dtype, given: Sequence[str], both: bool) -> str:
+    """Return a minimum or a maximum, through which a NaN passes; with a constant, one select is enough."""
+    a, b = given
+    if dtype != torch.float32:
+        return f"{'smaller' if op == 'minimum' else 'larger'}({a}, {b})"
+    return f"{op}({a}, {b})" if both else f"({a} {'>' if op == 'minimum' else '<'} {b} ? {b} : {a})"
+
+
+def _dtype_of_number(by: Node) -> torch.dtype:
+    """Return the dtype of a number among the operands of a node."""
+    if by.op in ("eq", "ne", "lt", "le", "gt", "ge"):
+        return by.operands[0].dtype
+    return by.dtype
+
+
+def _number(x: float, dtype: torch.dtype) -> str:
+    """Return a literal with the bits of a number."""
+    if not dtype.is_floating_point:
+        return "((i32)0x80000000u)" if int(x) == -(1 << 31) else f"({int(x)})"
+    if dtype != torch.float32:
+        raise NoGeneratedForm(f"a constant of {dtype}")
+    if not math.isfinite(x):
+        return '__builtin_nanf("")' if math.isnan(x) else f"({'-' * (x < 0)}__builtin_inff())"
+    (rounded,) = struct.unpack("<f", struct.pack("<f", x))
+    return f"({rounded.hex()}f)"

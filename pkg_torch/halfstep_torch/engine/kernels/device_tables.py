@@ -1,0 +1,83 @@
+"""The tables of a kernel on a device: where each parameter's arrays are, and how programs divide the work."""
+
+import numpy as np
+
+from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.kernels.graph import Graph
+from halfstep_torch.engine.kernels.tables import FIELDS
+from halfstep_torch.engine.kernels.triton_source import ROW_FIELDS, VECTOR, memory_of
+from halfstep_torch.engine.stage import Stage
+
+CHUNK = 1 << 13
+"""Elements of a chunk: a power of two, so that no chunk of a whole array crosses a multiple of 2^32."""
+
+
+class DeviceTables:
+    """What the rows, words and chunks of a kernel are made of, for the parameters of one table (`tables.py`).
+
+    Attributes:
+        rows: int64, a row for each parameter. Its gradients and updates are those of the first step.
+        chunks: int32, a row for each program: the parameter, and the number of its chunk.
+    """
+
+    def __init__(self, graph: Graph, stage: Stage, table: np.ndarray) -> None:
+        """Make the tables of a graph, which may have longer blocks than the stage that it was made for."""
+        self._changing = [i for i, (name, *_) in enumerate(memory_of(graph)) if name in ("g", "u")]
+        self.rows = _rows(graph, stage, table)
+        self.chunks = _chunks(graph, self.rows)
+        self._aligned = len(memory_of(graph)) + ROW_FIELDS.index("aligned")
+        self._fast = self.rows[:, self._aligned] > 0
+
+    def write_rows(self, table: np.ndarray, out: np.ndarray) -> None:
+        """Write the rows of a step, in which gradients and updates may be at other addresses."""
+        g, *u = (table[:, len(FIELDS) + i] for i in self._changing)
+        for i, addresses in zip(self._changing, (g, *u), strict=True):
+            self.rows[:, i] = addresses
+        fast = self._fast & (u[0] % VECTOR == 0) if u else self._fast
+        self.rows[:, self._aligned] = fast * (2 - (g % VECTOR != 0))
+        out.view(np.int64).reshape(self.rows.shape)[:] = self.rows
+
+    def write_words(
+        self, keys: np.ndarray, numbers: np.ndarray, which: np.ndarray | None, out: np.ndarray
+    ) -> None:
+        """Write the keys of each parameter and the numbers of its count."""
+        words, count = out.view(np.int32).reshape(len(self.rows), -1), len(keys)
+        words[:, :count] = keys.view(np.int32).T
+        patterns = np.ascontiguousarray(numbers, np.float32).view(np.int32)
+        words[:, count:] = patterns[0] if which is None else patterns[which]
+
+
+def takes(graph: Graph, stage: Stage, window: Window) -> bool:
+    """Whether a device's kernel can update a window: no chunk may have indices with different high halves."""
+    if window.is_empty or window.first >> 32 == window.last >> 32:
+        return True
+    has_runs = bool(stage.blocks) and (stage.blocks[0].run is not None or stage.width != graph.width)
+    return not (window.first % CHUNK or window.skip or has_runs)
+
+
+def _rows(graph: Graph, stage: Stage, table: np.ndarray) -> np.ndarray:
+    memory, width = memory_of(graph), graph.width
+    addresses = table[:, len(FIELDS) :]
+    given = dict(zip(FIELDS, table.T, strict=False))
+    elements = given["elements"]
+    # A block that was lengthened to a power of two is a run with one short block.
+    run = np.where(given["run"] > 0, given["run"], elements if stage.width == width else stage.width)
+    whole = (run % width == 0) | (run == elements) if graph.stage.blocks else np.ones(len(table), bool)
+    # The fast body reads whole vectors of weights and state; gradients and scales may begin anywhere.
+    wide = [i for i, (name, _, kind) in enumerate(memory) if name not in ("g", "u") and kind != "scale"]
+    fast = whole & (given["window_skip"] == 0) & (addresses[:, wide] % VECTOR == 0).all(1)
+    fields = given | {
+        "aligned": 2 * fast,
+        "run": np.maximum(run, 1),
+        "blocks": np.maximum(-(-run // width), 1),
+    }
+    return np.concatenate([addresses, np.stack([fields[name] for name in ROW_FIELDS], 1)], 1)
+
+
+def _chunks(graph: Graph, rows: np.ndarray) -> np.ndarray:
+    elements, _, _, run, blocks, *_ = rows.T[-len(ROW_FIELDS) :]
+    lengths = elements // run * blocks * graph.width if graph.stage.blocks else elements
+    counts = -(-lengths // CHUNK)
+    params = np.repeat(np.arange(len(rows)), counts)
+    numbers = np.arange(len(params)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack([params, numbers], 1).astype(np.int32)

@@ -1,0 +1,133 @@
+"""The kernel of a stage: traced, generated for a device, and compared with plain steps before it is used.
+
+stage ── trace ──▶ graph ── simplify ──▶ graph ─┬─ c_source ──────▶ compiler, a process of its own ──▶ library
+                                                └─ triton_source ─▶ Triton
+"""
+
+import functools
+
+import numpy as np
+import torch
+
+from halfstep.hyperparameters import Values
+from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.kernels.c_kernel import CKernel
+from halfstep_torch.engine.kernels.graph import NoGeneratedForm
+from halfstep_torch.engine.kernels.simplify import simplified
+from halfstep_torch.engine.kernels.tables import FIELDS
+from halfstep_torch.engine.kernels.trace import trace
+from halfstep_torch.engine.kernels.triton_kernel import TritonKernel, in_powers_of_two
+from halfstep_torch.engine.number_places import flat, unflat
+from halfstep_torch.engine.plain import step_pieces
+from halfstep_torch.engine.stage import Stage
+
+_TRIAL_STEPS = 3
+
+
+class Kernel:
+    """The kernel of a stage on a device. Equal stages share it: it has no number, no seed and no length.
+
+    Attributes:
+        missing: the operation that has no generated form, or "".
+    """
+
+    def __init__(self, stage: Stage, places: Values, incoming: torch.dtype, device: torch.device) -> None:
+        self._stage, self._places, self._incoming, self._device = stage, places, incoming, device
+        self._made: CKernel | TritonKernel | None = None
+        self.missing, self._problem, self._is_checked = "", "", False
+        try:
+            if device.type == "cpu":
+                self._made = CKernel(simplified(trace(stage, places, incoming)))
+            else:
+                graph = simplified(trace(in_powers_of_two(stage), places, incoming))
+                self._made = TritonKernel(graph, stage, device)
+        except NoGeneratedForm as error:
+            self.missing = str(error)
+
+    @property
+    def problem(self) -> str:
+        """Why there is no kernel; "" if there is one, or may be one soon."""
+        if self.missing:
+            return f"there is no generated form of {self.missing}"
+        return self._problem or (self._made.problem if self._made else "")
+
+    def is_ready(self, *, wait: bool) -> bool:
+        """Whether the kernel can be called; `wait` for the compiler."""
+        if self._made is None or self._problem or not self._made.is_built(wait=wait):
+            return False
+        if not self._is_checked:
+            try:
+                same = self._has_same_bits()
+            except Exception as error:  # Triton raises many kinds of them
+                same, self._problem = False, f"{type(error).__name__}: {str(error)[-300:]}"
+            if not same:
+                self._problem = self._problem or "its bits differ from those of plain steps"
+                return False
+            self._is_checked = True
+        return True
+
+    def takes(self, stage: Stage, window: Window) -> bool:
+        """Whether the kernel can update a window of a parameter, whose own stage may have short blocks."""
+        return window.skip is not None and (
+            not isinstance(self._made, TritonKernel) or self._made.takes(stage, window)
+        )
+
+    def __call__(
+        self, table: np.ndarray, keys: np.ndarray, numbers: np.ndarray, which: np.ndarray | None
+    ) -> None:
+        """Update the parameters of a table.
+
+        Args:
+            table: int64, a row for each parameter (`tables.py`).
+            keys: uint32, the keys of its random words, a column for each parameter.
+            numbers: float32, the numbers of the step, a row for each count.
+            which: int32, the row of numbers of each parameter; None if there is one row.
+        """
+        assert self._made is not None
+        self._made(table, keys, numbers, which)
+
+    def _has_same_bits(self) -> bool:
+        """Whether the kernel has the bits of plain steps on scratch memory."""
+        stage, device, generator = self._stage, self._device, torch.Generator().manual_seed(0)
+        n = 8 * stage.width + (0 if stage.blocks else 5)
+        count, columns = len(flat(self._places)), sum(1 + len(roles) for roles in stage.roles)
+        numbers = np.random.default_rng(0).uniform(0.25, 0.75, (1, count)).astype(np.float32)
+        keys = np.arange(1, 2 * columns + 1, 2, dtype=np.uint32)[:, None].copy()
+        p = torch.randn(n, generator=generator).to(device, stage.dtype)
+        state = {
+            name: torch.full((spec.size(n),), spec.start, dtype=torch.float32, device=device).to(spec.dtype)
+            for name, spec in stage.arrays.items()
+        }
+        ours, theirs = ([p.clone(), {name: x.clone() for name, x in state.items()}] for _ in range(2))
+        for _ in range(_TRIAL_STEPS):
+            g = torch.randn(n, generator=generator).to(device, self._incoming)
+            u = [
+                None if stage.applies else torch.zeros(n, device=device, dtype=torch.float32)
+                for _ in range(2)
+            ]
+            arrays = [ours[0], g, *(x for x in u[:1] if x is not None), *ours[1].values()]
+            fields = {"elements": n, "run": 0, "first": 0, "window_run": n, "window_skip": 0}
+            row = [*(fields[name] for name in FIELDS), *(x.data_ptr() for x in arrays)]
+            self(np.array([row], np.int64), keys, numbers, None)
+            by_name = unflat(self._places, numbers[0].tolist())
+            step_pieces(
+                stage,
+                theirs[0],
+                g,
+                u[1],
+                theirs[1],
+                by_name,
+                keys[:, 0].view(np.int32).tolist(),
+                torch.arange,
+            )
+            pairs = [(ours[0], theirs[0]), *zip(ours[1].values(), theirs[1].values(), strict=True)]
+            pairs += [(u[0], u[1])] if u[0] is not None else []
+            if not all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in pairs):
+                return False
+        return True
+
+
+@functools.cache
+def kernel_of(stage: Stage, places: Values, incoming: torch.dtype, device: torch.device) -> Kernel:
+    """Return the kernel of a stage. If it is new, its compiler is started."""
+    return Kernel(stage, places, incoming, device)

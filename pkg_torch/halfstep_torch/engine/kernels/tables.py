@@ -1,0 +1,29 @@
+"""The table of a kernel's call: a row of int64 for each parameter."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.stage import Stage
+
+FIELDS = ("elements", "run", "first", "window_run", "window_skip")
+"""The fields of a row before its addresses.
+
+elements: of the parameter here. run: elements of a run whose last block is short, or 0. first: the row-major
+index of the first element. window_run, window_skip: elements that are contiguous in the whole array, and how
+many elements of the array follow before the next run.
+"""
+
+
+def row_of(stage: Stage, window: Window, arrays: Sequence[Tensor]) -> list[int]:
+    """Return the row of a parameter.
+
+    Args:
+        stage: the parameter's own, whose last blocks may be short.
+        window: the elements here.
+        arrays: weights, gradient, update if the stage leaves one, and state, all contiguous.
+    """
+    elements, run = arrays[0].numel(), (stage.blocks[0].run or 0) if stage.blocks else 0
+    first = 0 if window.is_empty else window.first
+    return [elements, run, first, max(window.run, 1), window.skip or 0, *(x.data_ptr() for x in arrays)]

@@ -1,0 +1,146 @@
+"""A kernel on a device: its Triton module, and one launch that updates all parameters of a table."""
+
+import functools
+import hashlib
+import importlib
+import linecache
+from collections.abc import Callable, Sequence
+from typing import Any  # Triton's modules and kernels have no types
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.kernels.device_tables import CHUNK, DeviceTables, takes
+from halfstep_torch.engine.kernels.graph import Graph, NoGeneratedForm
+from halfstep_torch.engine.kernels.triton_source import triton_source
+from halfstep_torch.engine.stage import Stage
+from halfstep_torch.storage.blocks import Blocks
+from halfstep_torch.storage.formats import with_blocks
+
+_BLOCK, _WARPS = 1024, 4
+_ALIGNED = 16
+"""Triton compiles a kernel for the alignment of its arguments, so each table begins at such an address."""
+
+
+@functools.cache
+def triton_version() -> tuple[int, int] | None:
+    """Return the version of Triton, or None if it cannot be imported."""
+    try:
+        major, minor, *_ = importlib.import_module("triton").__version__.split(".")
+    except ImportError:
+        return None
+    return int(major), int(minor)
+
+
+class TritonKernel:
+    """The kernel of a graph on one device.
+
+    Raises:
+        NoGeneratedForm: if Triton has no form of an operation.
+        ImportError: without Triton.
+
+    Example:
+        kernel(table, keys, numbers, which)  # updates the parameters of a table in one launch
+    """
+
+    def __init__(self, graph: Graph, stage: Stage, device: torch.device) -> None:
+        """Make the kernel of a graph of `in_powers_of_two(stage)`."""
+        version = triton_version()
+        if version is None:
+            raise ImportError("Triton is not installed")
+        self._graph, self._stage, self._device, self.problem = graph, stage, device, ""
+        self._module = _module(triton_source(graph, exact_by_ptx=version < (3, 6) and not torch.version.hip))
+        tables = [node.args[0] for node in graph.nodes if node.op == "table"]
+        self._codebooks = [torch.tensor(values, dtype=torch.float32, device=device) for values in tables]
+        width = graph.width if graph.stage.blocks else 1
+        self._sizes = {"BLOCK": max(_BLOCK, width), "REST": max(32 * _WARPS, width)}
+        self._of_table: tuple[np.ndarray, DeviceTables, Staging, Tensor] | None = None
+
+    def is_built(self, *, wait: bool) -> bool:
+        """Whether the kernel can be launched. Triton compiles it at its first launch."""
+        return True
+
+    def takes(self, stage: Stage, window: Window) -> bool:
+        """Whether the kernel can update a window of a parameter."""
+        return takes(self._graph, stage, window)
+
+    def __call__(
+        self, table: np.ndarray, keys: np.ndarray, numbers: np.ndarray, which: np.ndarray | None
+    ) -> None:
+        """Update the parameters of a table, with the keys of each in a column, and numbers by count."""
+        if self._of_table is None or self._of_table[0] is not table:
+            made = DeviceTables(self._graph, self._stage, table)
+            words = (len(keys) + numbers.shape[1]) * len(table) * 4
+            chunks = torch.from_numpy(made.chunks).to(self._device)
+            self._of_table = table, made, Staging((made.rows.nbytes, words), self._device), chunks
+        _, made, staging, chunks = self._of_table
+        rows, words = staging.buffers()
+        made.write_rows(table, rows)
+        made.write_words(keys, numbers, which, words)
+        self._launch(len(made.chunks), [chunks, *staging.upload(torch.int64, torch.int32), *self._codebooks])
+
+    def _launch(self, programs: int, arguments: Sequence[Tensor]) -> None:
+        options = {"num_warps": _WARPS, "enable_fp_fusion": False}
+        with _on(self._device):
+            self._module.step[(programs,)](*arguments, CHUNK, **self._sizes, **options)
+
+
+class Staging:
+    """Host memory that the tables of a step are copied from, without a wait.
+
+    Two buffers are used in turn. A buffer is written again only after its last copy has ended.
+    """
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        self._sizes, self._device = sizes, device
+        self._starts = [sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes[:i]) for i in range(len(sizes))]
+        pinned = device.type == "cuda"
+        total = self._starts[-1] + sizes[-1]
+        self._buffers = [
+            torch.empty(total, dtype=torch.uint8, pin_memory=pinned) for _ in range(2 if pinned else 1)
+        ]
+        self._copied: list[Any] = [None for _ in self._buffers]
+        self._turn = 0
+
+    def buffers(self) -> list[np.ndarray]:
+        """Return the parts of the next buffer, as bytes."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+        if (copied := self._copied[self._turn]) is not None:
+            copied.synchronize()
+        whole = self._buffers[self._turn].numpy()
+        return [whole[start : start + size] for start, size in zip(self._starts, self._sizes, strict=True)]
+
+    def upload(self, *dtypes: torch.dtype) -> list[Tensor]:
+        """Copy the buffer to the device, and return its parts there."""
+        here = self._buffers[self._turn].to(self._device, non_blocking=True)
+        if self._device.type == "cuda":
+            self._copied[self._turn] = torch.cuda.current_stream(self._device).record_event()
+        parts = zip(self._starts, self._sizes, dtypes, strict=True)
+        return [here[start : start + size].view(dtype) for start, size, dtype in parts]
+
+
+def _on(device: torch.device) -> Any:
+    return torch.device(device) if device.type != "cuda" else torch.cuda.device(device)
+
+
+def in_powers_of_two(stage: Stage) -> Stage:
+    """Return a stage whose blocks have a power of two of elements, as Triton needs them."""
+    if not stage.blocks or not stage.width & (stage.width - 1):
+        return stage
+    if len(stage.blocks) > 1:
+        raise NoGeneratedForm("blocks within blocks whose length is no power of two")
+    return with_blocks(stage, lambda fmt: fmt.blocks and Blocks(1 << (fmt.blocks.size - 1).bit_length()))
+
+
+@functools.cache
+def _module(text: str) -> Any:
+    """Return the module of a source. No file is written: Triton reads the source from `linecache`."""
+    name = f"<halfstep kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module = type(importlib)(name)
+    module.__file__ = name
+    run: Callable = exec
+    run(compile(text, name, "exec"), module.__dict__)
+    return module

@@ -1,0 +1,428 @@
+"""The Triton source of a kernel, generated from the graph of a stage.
+
+`triton_source` returns the text of a module whose function `step` updates every parameter of a batch in one
+launch. The kernel reads three tables (`device_tables.py`):
+
+    chunks  int32 [programs, 2]       the row of the parameter; the number of the chunk
+    rows    int64 [parameters, C]     addresses of p, g, u and the state arrays; then `ROW_FIELDS`
+    words   int32 [parameters, K + N] keys of random words; numbers of the step as bit patterns
+
+One program updates one chunk. The text has two bodies. The fast body updates 16-byte aligned arrays, BLOCK
+elements at a time, in whole vectors or whole blocks. The other body updates REST elements at a time, one for
+each
+thread: the end of an array, arrays that are not aligned, short blocks, and windows that are not contiguous.
+
+Every operation of the graph becomes one operation of Triton that rounds once, so the caller must compile with
+`enable_fp_fusion=False`.
+"""
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from halfstep_torch.engine.kernels.graph import ROWS, Graph, Node, NoGeneratedForm
+from halfstep_torch.numbers.random_words import GOLDEN_RATIO
+
+ROW_FIELDS = ("elements", "first", "aligned", "run", "blocks", "window_run", "window_skip")
+"""The fields of a row after its addresses.
+
+aligned: 2 if the fast body may update the parameter, 1 if only its gradient is not aligned, else 0.
+run, blocks: elements and blocks of a run whose last block may be short. Others: see `tables.py`.
+"""
+VECTOR = 16
+"""The alignment of the fast body in bytes, and its smallest count of elements."""
+
+_TYPES = {
+    torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.bfloat16",
+    torch.float16: "tl.float16", torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16",
+    torch.int8: "tl.int8", torch.uint8: "tl.uint8", torch.bool: "tl.int1",
+    torch.float8_e4m3fn: "tl.float8e4nv", torch.float8_e5m2: "tl.float8e5",
+}  # fmt: skip
+_FORMS = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}", "abs": "tl.abs({0})",
+    "sqrt": "sqrt_rn({0})", "floor": "tl.floor({0})", "round": "rint({0})",
+    "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "shl": "{0} << {1}", "shr": "{0} >> {1}",
+    "lsr": "({0}.to(tl.uint32, bitcast=True) >> {1}).to(tl.int32, bitcast=True)",
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}",
+    "ge": "{0} >= {1}", "where": "tl.where({0}, {1}, {2})", "take": "tl.load({0} + {1})",
+    "sign": "({0} > 0).to(tl.float32) - ({0} < 0).to(tl.float32)",
+}  # fmt: skip
+_RINT = '''
+@triton.jit
+def rint(x):
+    """Round to the nearest whole number, ties to even. From 2^23 on every float32 is whole."""
+    size = tl.abs(x)
+    whole = tl.where(size < 8388608.0, (size + 8388608.0) - 8388608.0, size).to(tl.int32, bitcast=True)
+    return (whole | (x.to(tl.int32, bitcast=True) & -2147483648)).to(tl.float32, bitcast=True)
+'''
+_PACK = """
+@triton.jit
+def pack4(x):
+    low, high = tl.split(x)
+    return (low | (high << 4)).to(tl.uint8)
+"""
+_EXACT = """
+@triton.jit
+def sqrt_rn(x):
+    return tl.sqrt_rn(x)
+
+
+@triton.jit
+def div_rn(x, y):
+    return tl.div_rn(x, y)
+"""
+# Triton before 3.6 flushes subnormal numbers in its own two.
+_EXACT_PTX = """
+@triton.jit
+def sqrt_rn(x):
+    return tl.inline_asm_elementwise(
+        "sqrt.rn.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def div_rn(x, y):
+    return tl.inline_asm_elementwise(
+        "div.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
+    )
+"""
+
+
+def triton_source(graph: Graph, *, exact_by_ptx: bool = False) -> str:
+    """Return the module of a kernel.
+
+    Args:
+        graph: of an elementwise stage.
+        exact_by_ptx: write roots and quotients as PTX, as NVIDIA's devices need before Triton 3.6.
+
+    Raises:
+        NoGeneratedForm: for an operation, or a constant, that Triton cannot compute with the graph's bits.
+    """
+    helpers = [_EXACT_PTX if exact_by_ptx else _EXACT]
+    helpers += [
+        text for op, text in (("round", _RINT), ("pack4", _PACK)) if any(x.op == op for x in graph.nodes)
+    ]
+    kernel = _Kernel(graph)
+    parts = ["import triton\nimport triton.language as tl", *helpers, kernel.block(), kernel.step()]
+    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def memory_of(graph: Graph) -> list[tuple[str, torch.dtype, str]]:
+    """Return the arrays of a parameter in the order of a row: name, dtype, and kind of entry.
+
+    The kinds are "element", "packed" for two codes in a byte, and "scale" for one entry in a block.
+    """
+    stage = graph.stage
+    listed = [("p", stage.dtype, "element"), ("g", graph.grad_dtype, "element")]
+    if not stage.applies:
+        listed.append(("u", torch.float32, "element"))
+    for name, spec in stage.arrays.items():
+        kind = "scale" if spec.scale_of is not None else "packed" if spec.packed_of is not None else "element"
+        listed.append((name, spec.dtype, kind))
+    return listed
+
+
+class _Kernel:
+    """The two functions of a kernel's module."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.width, self.cut = graph, graph.width, bool(graph.stage.blocks)
+        self.memory = memory_of(graph)
+        self.kinds = {name: kind for name, _, kind in self.memory}
+        arrays = graph.stage.arrays
+        self.scales = {
+            name: arrays[name].size(self.width) for name, kind in self.kinds.items() if kind == "scale"
+        }
+        self.tables = [node.name for node in graph.nodes if node.op == "table"]
+        self.keys = [f"key{i}" for i in range(graph.keys)]
+        self.numbers = [f"number{i}" for i in range(graph.numbers)]
+        self.given = [*self.keys, *self.numbers, *self.tables]
+        self.place = ["row", "run", "blocks", "window_run", "window_skip"]
+
+    def block(self) -> str:
+        """Return the function that updates some elements of a parameter."""
+        pointers = [_pointer(name) for name, *_ in self.memory]
+        taken = [
+            *pointers,
+            *self.given,
+            "index",
+            "count",
+            *self.place,
+            "BLOCK: tl.constexpr",
+            "REST: tl.constexpr",
+        ]
+        lines = [*(self._block_places() if self.cut else self._places()), *self._inputs()]
+        lines += [
+            f"{x.name} = {self._form(x)}" for x in self.graph.nodes if x.op not in ("input", "const", "table")
+        ]
+        return _function("block", taken, [*lines, *self._outputs()])
+
+    def _places(self) -> list[str]:
+        """Return the places of elements if no format has blocks. A thread of the rest has one element."""
+        return [
+            "local = tl.arange(0, BLOCK)",
+            "mask = local < count",
+            "if REST:",
+            "    offs = row + local",
+            f"    at = {_index('offs')}",
+            "else:",
+            "    offs = local",
+            "    at = index.to(tl.int32) + offs",
+        ]
+
+    def _block_places(self) -> list[str]:
+        """Return the places of elements, packed codes and scales. A row is a block of the coarsest cut."""
+        width = self.width
+        lines = [
+            f"R: tl.constexpr = BLOCK // {width}",
+            f"r, lane = tl.arange(0, R)[:, None], tl.arange(0, {width})[None, :]",
+            "if REST:",
+            "    of_run, of_block = (row + r) // blocks, (row + r) % blocks",
+            f"    offs = of_run * run + of_block * {width} + lane",
+            f"    mask = (r < count) & (of_block * {width} + lane < run)",
+            f"    at = {_index('offs')}",
+            "else:",
+            f"    offs = r * {width} + lane",
+            "    mask = (r < count) & (lane >= 0)",
+            "    at = index.to(tl.int32) + offs",
+        ]
+        if "packed" in self.kinds.values():
+            lines += [
+                f"half = tl.arange(0, {width // 2})[None, :]",
+                "if REST:",
+                f"    offs_packed = of_run * ((run + 1) // 2) + of_block * {width // 2} + half",
+                f"    mask_packed = (r < count) & (of_block * {width} + 2 * half < run)",
+                "else:",
+                f"    offs_packed = r * {width // 2} + half",
+                "    mask_packed = (r < count) & (half >= 0)",
+            ]
+        for size in sorted(set(self.scales.values())):
+            of = width // size
+            lines += [
+                f"offs_scale{size} = tl.arange(0, R * {size})",
+                f"mask_scale{size} = offs_scale{size} < count * {size}",
+                "if REST:  # a run has as many scales as it has blocks, and the last block may be short",
+                f"    of_row = row + offs_scale{size} // {size}",
+                f"    in_run = of_row % blocks * {size} + offs_scale{size} % {size}",
+                f"    mask_scale{size} = mask_scale{size} & (in_run * {of} < run)",
+                f"    offs_scale{size} = of_row // blocks * ((run + {of - 1}) // {of}) + in_run",
+            ]
+        return lines
+
+    def _inputs(self) -> Iterator[str]:
+        """Yield the statements that load what the graph reads."""
+        for node in self.graph.nodes:
+            name = node.args[0] if node.op == "input" else ""
+            if not name:
+                continue
+            if name == "index":
+                yield f"{node.name} = at"
+            elif name.startswith("first."):
+                yield from self._firsts(node, int(name.removeprefix("first.")))
+            elif name.startswith(("key.", "number.")):
+                yield f"{node.name} = {name.replace('.', '')}"
+            else:
+                zero = "0.0" if node.dtype.is_floating_point else "0"
+                offs, mask = self._where(name)
+                yield f"{node.name} = tl.load({_pointer(name)} + {offs}, mask={mask}, other={zero})"
+
+    def _firsts(self, node: Node, size: int) -> list[str]:
+        """Return the statements that make the index of the first element of each block of `size`."""
+        per_row = self.width // size
+        return [
+            f"b = tl.arange(0, R * {per_row})[:, None]",
+            "if REST:",
+            f"    b_row = row + b // {per_row}",
+            f"    b_offs = b_row // blocks * run + b_row % blocks * {self.width} + b % {per_row} * {size}",
+            f"    {node.name} = {_index('b_offs')}",
+            "else:",
+            f"    {node.name} = index.to(tl.int32) + b * {size}",
+        ]
+
+    def _outputs(self) -> Iterator[str]:
+        """Yield the statements that store the results."""
+        for name, node in self.graph.outputs.items():
+            offs, mask = self._where(name)
+            value = _operand(node, node)
+            if name in self.scales and len(node.shape) > 1:
+                value = f"tl.reshape({value}, [R * {self.scales[name]}])"
+            yield f"tl.store({_pointer(name)} + {offs}, {value}, mask={mask})"
+
+    def _where(self, name: str) -> tuple[str, str]:
+        """Return the names of an array's offsets and mask."""
+        kind = self.kinds[name]
+        suffix = {"element": "", "packed": "_packed", "scale": f"_scale{self.scales.get(name)}"}[kind]
+        return f"offs{suffix}", f"mask{suffix}"
+
+    def _form(self, node: Node) -> str:
+        """Return the expression of an operation."""
+        op, x = node.op, node.args[0] if node.args else None
+        if op in ("table", "iota", "slice", "pad", "cat", "pow", "amin", "all"):
+            raise NoGeneratedForm(op)
+        given = [_operand(arg, node) for arg in node.args]
+        if op in ("minimum", "maximum"):
+            nan = ", propagate_nan=tl.PropagateNan.ALL" if node.dtype.is_floating_point else ""
+            return f"tl.{op}({given[0]}, {given[1]}{nan})"
+        if op == "div":
+            return f"div_rn({self._whole(x, node)}, {self._whole(node.args[1], node)})"
+        if op == "not":
+            return f"{given[0]} == 0" if node.dtype == torch.bool else f"~{given[0]}"
+        if op in ("cast", "bitcast"):
+            return f"{given[0]}.to({_TYPES[node.dtype]}{', bitcast=True' if op == 'bitcast' else ''})"
+        if op == "view":
+            return f"tl.reshape({given[0]}, {self._shape(node.shape)})"
+        if op == "expand":
+            return f"tl.broadcast_to({given[0]}, {self._shape(node.shape)})"
+        if op in ("amax", "any"):
+            return self._reduction(node, given[0])
+        if op == "unpack4":
+            return f"tl.reshape(tl.join({given[0]} & 15, {given[0]} >> 4), {self._shape(node.shape)})"
+        if op == "pack4":
+            return f"pack4(tl.reshape({given[0]}, {self._shape((*node.shape, 2))}))"
+        if op not in _FORMS:
+            raise NoGeneratedForm(op)
+        return _FORMS[op].format(*given)
+
+    def _reduction(self, node: Node, given: str) -> str:
+        """Return a maximum along a block, to which elements outside of the array contribute 0."""
+        source = node.args[0]
+        if math.prod(source.shape) == ROWS * self.width:
+            same = source.shape == (ROWS, self.width)
+            mask = "mask" if same else f"tl.reshape(mask, {self._shape(source.shape)})"
+            nothing = "False" if node.op == "any" else "0.0"
+            given = f"(tl.where({mask}, {given}, {nothing}) if REST else {given})"
+        if node.op == "any":
+            (axis,) = node.axes
+            return f"tl.max({given}.to(tl.int32), axis={axis}, keep_dims=True) != 0"
+        for axis in reversed(node.axes):
+            given = f"tl.max({given}, axis={axis}, keep_dims=True)"
+        return given
+
+    def _whole(self, x: Node | float, node: Node) -> str:
+        """Return an operand in the shape of a result: `div_rn` does not broadcast constants."""
+        if isinstance(x, Node) and x.op != "const":
+            return x.name
+        return f"tl.full({self._shape(node.shape)}, {_operand(x, node)}, tl.float32)"
+
+    def _shape(self, shape: tuple[int, ...]) -> str:
+        """Return a shape of the graph as the kernel has it: R rows instead of ROWS."""
+        if not shape:
+            return "[]"
+        rows = "R" if shape[0] == ROWS else f"R * {shape[0] // ROWS}"
+        return f"[{', '.join([rows, *map(str, shape[1:])])}]"
+
+    def step(self) -> str:
+        """Return the kernel: it reads the tables and updates one chunk."""
+        columns, words = len(self.memory), len(self.keys) + len(self.numbers)
+        lines = [
+            "program = tl.program_id(0).to(tl.int64)",
+            "param = tl.load(chunks + program * 2).to(tl.int64)",
+            "start = tl.load(chunks + program * 2 + 1).to(tl.int64) * CHUNK",
+            f"entry = rows + param * {columns + len(ROW_FIELDS)}",
+            *(f"{name} = tl.load(entry + {columns + i})" for i, name in enumerate(ROW_FIELDS)),
+        ]
+        # The hint of alignment holds only for pointers that are made in the kernel itself.
+        for i, (name, dtype, _) in enumerate(self.memory):
+            lines.append(f"{_pointer(name)} = tl.load(entry + {i}).to(tl.pointer_type({_TYPES[dtype]}))")
+        lines += self._start()
+        lines += [f"word = words + param * {words}"] if words else []
+        for i, name in enumerate(self.keys):
+            lines.append(f"{name} = tl.load(word + {i})" + (" + high" if i in self.graph.second_keys else ""))
+        for i, name in enumerate(self.numbers, len(self.keys)):
+            lines.append(f"{name} = tl.load(word + {i}).to(tl.float32, bitcast=True)")
+        taken = [
+            "chunks",
+            "rows",
+            "words",
+            *self.tables,
+            "CHUNK",
+            "BLOCK: tl.constexpr",
+            "REST: tl.constexpr",
+        ]
+        return _function("step", taken, [*lines, *self._loops()])
+
+    def _start(self) -> list[str]:
+        """Return the statements that find the chunk, and the high half of its indices (contract W8)."""
+        golden = int(GOLDEN_RATIO) - (1 << 32)
+        if not self.cut:
+            return [
+                "row, offset = start, start",
+                "count = tl.minimum(elements - start, CHUNK).to(tl.int32)",
+                f"fast = count // {VECTOR} * {VECTOR} * (aligned > 0).to(tl.int32)",
+                f"high = ((first + offset) >> 32).to(tl.int32) * ({golden})",
+            ]
+        return [
+            f"row = start // {self.width}",
+            f"offset = row // blocks * run + row % blocks * {self.width}",
+            f"count = tl.minimum(elements // run * blocks - row, CHUNK // {self.width}).to(tl.int32)",
+            f"fast = tl.minimum((elements - offset) // {self.width}, count).to(tl.int32)",
+            "fast = fast * (aligned > 0).to(tl.int32)",
+            f"high = ((first + offset) >> 32).to(tl.int32) * ({golden})",
+        ]
+
+    def _loops(self) -> list[str]:
+        """Return the loops over a chunk, of which two or fewer have elements."""
+        unit = self.width if self.cut else 1
+        here = "i" if unit == 1 else f"i * {unit}"
+
+        def left(of: str) -> str:
+            return f"{of} - i" if self.cut else f"tl.multiple_of({of} - i, {VECTOR})"
+
+        return [
+            "vectors = fast * (aligned == 2).to(tl.int32)",
+            f"for i in tl.range(0, vectors, BLOCK // {unit}):",
+            f"    at = offset + {here}",
+            "    " + self._call("at", left("vectors"), hinted=True),
+            f"for i in tl.range(vectors, fast, BLOCK // {unit}):",
+            f"    at = offset + {here}",
+            "    " + self._call("at", left("fast"), hinted=False),
+            f"for i in tl.range(fast, count, REST // {unit}):",
+            "    " + self._rest_call(),
+        ]
+
+    def _call(self, at: str, count: str, *, hinted: bool) -> str:
+        """Return the call of the fast body. `hinted` if the gradient is aligned too."""
+        pointers = []
+        for name, _, kind in self.memory:
+            if kind == "scale":
+                pointers.append(f"{_pointer(name)} + {at} // {self.width} * {self.scales[name]}")
+                continue
+            moved = f"{_pointer(name)} + {at if kind == 'element' else at + ' // 2'}"
+            pointers.append(f"tl.multiple_of({moved}, {VECTOR})" if hinted or name != "g" else moved)
+        given = [*pointers, *self.given, f"first + {at}", count, "row + i", *self.place[1:], "BLOCK", "False"]
+        return f"block({', '.join(given)})"
+
+    def _rest_call(self) -> str:
+        pointers = [_pointer(name) for name, *_ in self.memory]
+        given = [*pointers, *self.given, "first", "count - i", "row + i", *self.place[1:], "REST", "True"]
+        return f"block({', '.join(given)})"
+
+
+def _function(name: str, taken: Sequence[str], lines: Sequence[str]) -> str:
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"@triton.jit\ndef {name}({', '.join(taken)}):\n{body}"
+
+
+def _pointer(name: str) -> str:
+    """Return the variable of an array's address. Names of state arrays may have dots."""
+    return "".join(c if c.isalnum() else "_" for c in name) + "_ptr"
+
+
+def _index(offs: str) -> str:
+    """Return the low half of the row-major indices of local offsets."""
+    return f"(index + {offs} + {offs} // window_run * window_skip).to(tl.int32)"
+
+
+def _operand(x: Node | float, node: Node) -> str:
+    """Return an operand: the name of a node, or a constant that Triton takes for float32."""
+    value = x.args[0] if isinstance(x, Node) and x.op == "const" else x
+    if isinstance(value, Node):
+        return value.name
+    if isinstance(value, int) or not math.isfinite(value):
+        return repr(value) if isinstance(value, int) else f'float("{value}")'
+    (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    if 0 < abs(rounded) < 2.0**-126:  # Triton would make it float64
+        raise NoGeneratedForm(f"the subnormal constant {rounded}")
+    return repr(rounded)

@@ -1,0 +1,72 @@
+"""A stage in plain torch: one parameter after the other, in pieces of whole blocks."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from halfstep.hyperparameters import Values
+from halfstep_torch.engine.stage import Stage
+from halfstep_torch.numbers.random_words import GOLDEN_RATIO
+
+# Elements of a piece: on a CPU, the temporaries of a piece must stay in a cache.
+_PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 24
+
+
+def piece_length(device: torch.device) -> int:
+    """Return how many elements are stepped at once on a device."""
+    return _PIECE if device.type == "cpu" else _PIECE_ELSEWHERE
+
+
+def step_pieces(
+    stage: Stage,
+    p: Tensor,
+    g: Tensor,
+    u: Tensor | None,
+    state: Mapping[str, Tensor],
+    numbers: Values,
+    keys: Sequence[int | Tensor],
+    index: Callable[[int, int], Tensor],
+) -> None:
+    """Step a parameter in place.
+
+    Args:
+        stage: of the parameter, with its blocks.
+        p: weights, row-major.
+        g: their gradient, or the update of the stage before.
+        u: where the stage's own update goes; None where it changes the weights.
+        state: state arrays, row-major.
+        numbers: of each rule, by name.
+        keys: int32: k0 and k1 of each stream; numbers, or one for each element.
+        index: from a range to the row-major indices, int64, of these elements.
+    """
+    n, unit = p.numel(), math.lcm(*(blocks.unit for blocks in stage.blocks))
+    piece = max(piece_length(p.device) // unit, 1) * unit
+    p, g, out = p.view(-1), g.reshape(-1), None if u is None else u.view(-1)
+    flat = {name: x.view(-1) for name, x in state.items()}
+    for start in range(0, n, piece):
+        stop = min(start + piece, n)
+        parts = {}
+        for name, spec in stage.arrays.items():
+            first = spec.size(start)
+            parts[name] = flat[name][first : first + spec.size(stop - start)]
+        at = index(start, stop).to(p.device)
+        here = [key[start:stop] if isinstance(key, Tensor) else key for key in keys]
+        columns = _columns(stage, here, at >> 32) if stage.sources else here
+        words = stage.row_words(lambda at=at: at.to(torch.int32), columns)
+        stepped, new = stage.run(p[start:stop], g[start:stop], parts, numbers, words)
+        (p if out is None else out)[start:stop].copy_(stepped)
+        for name, array in new.items():
+            parts[name].copy_(array.view(-1))
+
+
+def _columns(stage: Stage, keys: Sequence[int], high: Tensor) -> Sequence:
+    """Return the keys of a piece: the high half of the index is added to k1, golden ratio times (W8)."""
+    if not high.numel() or not int(high[-1]):
+        return keys
+    high, columns, at = high.to(torch.int32) * (int(GOLDEN_RATIO) - (1 << 32)), [], 0
+    for roles in stage.roles:
+        columns += [keys[at], *(high + key for key in keys[at + 1 : at + 1 + len(roles)])]
+        at += 1 + len(roles)
+    return columns

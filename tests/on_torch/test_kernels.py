@@ -1,0 +1,265 @@
+"""Generated kernels: the traced graph and the C library have the bits of plain steps."""
+
+import functools
+import re
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.kernels import build
+from halfstep_torch.engine.kernels.c_source import c_source
+from halfstep_torch.engine.kernels.graph import NoGeneratedForm
+from halfstep_torch.engine.kernels.simplify import simplified
+from halfstep_torch.engine.kernels.tables import row_of
+from halfstep_torch.engine.kernels.trace import trace
+from halfstep_torch.engine.number_places import flat
+from halfstep_torch.engine.plain import step_pieces
+from on_torch.graph_values import kernels_of, stages_of, values
+from on_torch.steps import assert_same_snapshots, snapshot
+
+needs_compiler = pytest.mark.skipif(build.find_cc() is None, reason="needs a C compiler")
+
+
+def adamw(params, **options):
+    return hs.AdamW(params, lr=1e-2, weight_decay=0.1, **options)
+
+
+def chain(*links):
+    def make(params, compile):
+        return hs.Optimizer(params, hs.chain(*links), compile=compile)
+
+    return make
+
+
+MAKES = {
+    "default": adamw,
+    **{name: functools.partial(adamw, recipe=name) for name in ("one_pass", "eight_bit", "four_bit")},
+    **{name: functools.partial(adamw, recipe=name) for name in ("near_float32", "full_precision")},
+    **{
+        x: functools.partial(adamw, param_storage=x) for x in ("feedback", "compensated", "split8", "split16")
+    },
+    **{x: functools.partial(adamw, param_storage=x) for x in ("master", "nearest")},
+    "cautious": functools.partial(adamw, cautious=True),
+    "fp8": functools.partial(adamw, mu_dtype=hs.scaled("float8_e4m3fn"), nu_dtype=hs.scaled("ufloat8_e5m3")),
+    "rows": functools.partial(
+        adamw, mu_dtype=hs.scaled("float8_e4m3fn", "row"), nu_dtype=hs.scaled("ufloat8_e5m3", "row")
+    ),
+    "tables": functools.partial(adamw, mu_dtype=hs.codebook("dynamic8"), nu_dtype=hs.codebook("udynamic8")),
+    "SGD": functools.partial(hs.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "Lion": functools.partial(hs.Lion, lr=1e-3),
+    "Adan": functools.partial(hs.Adan, lr=1e-3),
+    "AdEMAMix": functools.partial(hs.AdEMAMix, lr=1e-3),
+    "schedule-free": functools.partial(hs.AdamWScheduleFree, lr=1e-2),
+    "RMS": chain(hs.scale_by_rms(), hs.scale_by_learning_rate(1e-2), hs.round_stochastically()),
+    "Lamb": functools.partial(hs.Lamb, lr=1e-2),
+    "Lamb16": functools.partial(hs.Lamb16, lr=1e-2),
+    "clipped": chain(
+        hs.clip_by_global_norm(1.0),
+        hs.scale_by_adam(),
+        hs.scale_by_learning_rate(1e-2),
+        hs.round_stochastically(),
+    ),
+}
+# Ends of vectors and of blocks, runs whose last block is short, and one long array.
+SHAPES = [(), (1,), (5,), (15,), (17,), (64, 128), (3, 100), (17, 384), (33, 130), (70_001,), (40, 1000)]
+
+
+def parameters(dtype=torch.bfloat16):
+    """Return parameters of all shapes. Every third does not begin at a vector's address."""
+    generator, made = torch.Generator().manual_seed(0), []
+    for i, shape in enumerate(SHAPES):
+        n = int(np.prod(shape))
+        x = torch.zeros(n + 3, dtype=dtype)[3 if i % 3 == 2 else 0 :][:n].view(shape)
+        made.append((f"w{i}", torch.nn.Parameter(x.copy_(torch.randn(shape, generator=generator)))))
+    return made
+
+
+def give(params, step: int, *, special: bool) -> None:
+    """Give gradients of many sizes; in the second step also infinities, NaN, zeros and subnormal numbers."""
+    generator = torch.Generator().manual_seed(step)
+    for i, (_, p) in enumerate(params):
+        if step == 1 and i % 4 == 3:  # counts that differ
+            p.grad = None
+            continue
+        g = torch.randn(p.shape, generator=generator) * 10.0 ** torch.randint(-7, 3, (), generator=generator)
+        if special and step == 1 and p.numel() > 200:
+            g.view(-1)[:6] = torch.tensor([float("inf"), float("nan"), 0.0, -0.0, 1e-40, -float("inf")])
+        p.grad = g.to(p.dtype)
+
+
+def after_steps(make, compile, *, dtype=torch.bfloat16, special=True, steps=4):
+    params = parameters(dtype)
+    optimizer = make(params, compile=compile)
+    for step in range(steps):
+        give(params, step, special=special)
+        optimizer.step()
+    return snapshot(optimizer)
+
+
+def same_but_for_nan(ours, theirs, dtype) -> None:
+    """Compare bits; a cast to bfloat16 of a NaN has other bits in PyTorch's vectors than in its scalars."""
+    for a, b in zip(ours, theirs, strict=True):
+        if len(a) % 2 == 0 and dtype == torch.bfloat16:
+            a, b = (
+                np.where((x.view(np.uint16) & 0x7FFF) > 0x7F80, 0x7FC0, x.view(np.uint16)) for x in (a, b)
+            )
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:.*holds 18 binades")
+@pytest.mark.parametrize("name", MAKES)
+def test_a_traced_graph_has_the_values_of_its_stage(name):
+    params = [("w", torch.nn.Parameter(torch.zeros(64, 1024, dtype=torch.bfloat16)))]
+    params[0][1].grad = torch.zeros_like(params[0][1])
+    generator = torch.Generator().manual_seed(1)
+    for stage, places, numbers, incoming in stages_of(MAKES[name](params, compile=False)):
+        graph, rows, width = simplified(trace(stage, places, incoming)), 24, stage.width
+        p = torch.randn(rows, width, generator=generator).to(stage.dtype)
+        g = torch.randn(rows, width, generator=generator).mul(1e-3).to(incoming)
+        g.view(-1)[::97], g.view(-1)[5] = 0, float("inf")
+        state = {}
+        for key, spec in stage.arrays.items():
+            shape = (rows * spec.size(width),) if spec.scale_of is not None else (rows, spec.size(width))
+            state[key] = torch.full(shape, spec.start, dtype=torch.float32).to(spec.dtype)
+        index = torch.arange(rows * width, dtype=torch.int32).view(rows, width) + 1000
+        keys = [torch.tensor(3 + 2 * i, dtype=torch.int32) for i in range(graph.keys)]
+        given = {f"key.{i}": x for i, x in enumerate(keys)} | {"p": p, "g": g, "index": index, **state}
+        given |= {f"number.{i}": torch.tensor(float(x)) for i, x in enumerate(flat(numbers))}
+        out, new = stage.run(p, g, state, numbers, stage.row_words(lambda index=index: index, keys))
+        expected = {"p" if stage.applies else "u": out, **new}
+        found = values(graph, given)
+        assert found.keys() == expected.keys()
+        for key, x in found.items():
+            y = expected[key].reshape(x.shape).to(x.dtype)
+            nan = x.float().isnan() & y.float().isnan()
+            x, y = (torch.where(nan, torch.zeros((), dtype=x.dtype), z).view(torch.uint8) for z in (x, y))
+            assert torch.equal(x, y), key
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*holds 18 binades")
+@pytest.mark.parametrize("name", MAKES)
+def test_kernels_have_the_bits_of_plain_steps(name):
+    ours, theirs = (after_steps(MAKES[name], compile) for compile in (True, False))
+    same_but_for_nan(ours, theirs, torch.bfloat16)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", ["default", "eight_bit", "SGD"])
+def test_kernels_of_other_weights_have_the_bits_of_plain_steps(name, dtype):
+    ours, theirs = (
+        after_steps(MAKES[name], compile, dtype=dtype, special=False) for compile in (True, False)
+    )
+    assert_same_snapshots(ours, theirs)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["default", "four_bit"])
+def test_the_number_of_threads_changes_no_bit_of_kernels(name):
+    threads, runs = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            runs.append(after_steps(MAKES[name], True, special=False))
+    finally:
+        torch.set_num_threads(threads)
+    assert_same_snapshots(runs[0], runs[1])
+    assert_same_snapshots(runs[0], runs[2])
+
+
+def vectorized(source: str, tmp_path) -> tuple[int, int]:
+    """Return how many loops over elements the compiler vectorizes, and how many there are."""
+    text, report = tmp_path / "kernel.c", tmp_path / "report"
+    text.write_text(source)
+    command = [
+        build.find_cc(),
+        *build.flags(),
+        f"-fopt-info-vec={report}",
+        str(text),
+        "-o",
+        str(tmp_path / "k.so"),
+    ]
+    subprocess.run(command, check=True)
+    lines = source.splitlines()
+    loops = {i for i, line in enumerate(lines, 1) if lines[i - 2].strip() == "#pragma GCC ivdep"}
+    found = {
+        int(x) for x in re.findall(r"kernel\.c:(\d+):\d+: optimized: +loop vectorized", report.read_text())
+    }
+    return len(loops & found), len(loops)
+
+
+# Tables of codes are looked up one by one.
+SCALAR = ("tables",)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*holds 18 binades")
+@pytest.mark.parametrize("name", [name for name in MAKES if name not in SCALAR])
+def test_the_compiler_vectorizes_every_loop_over_elements(name, tmp_path):
+    if "gcc" not in subprocess.run([build.find_cc(), "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("reads the reports of gcc")
+    params = [("w", torch.nn.Parameter(torch.zeros(64, 1024, dtype=torch.bfloat16)))]
+    params[0][1].grad = torch.zeros_like(params[0][1])
+    for stage, places, _, incoming in stages_of(MAKES[name](params, compile=False)):
+        found, loops = vectorized(c_source(simplified(trace(stage, places, incoming))), tmp_path)
+        assert found == loops > 0
+
+
+def test_an_operation_without_a_generated_form_is_named():
+    params = [("w", torch.nn.Parameter(torch.zeros(64, dtype=torch.bfloat16)))]
+    params[0][1].grad = torch.zeros_like(params[0][1])
+    (stage, places, _, incoming), *_ = stages_of(adamw(params, compile=False))
+    run = type(stage).run
+
+    class WithSine(type(stage)):
+        def run(self, p, u, *rest):
+            return run(self, p, torch.sin(u.float()), *rest)
+
+    fields = {name: getattr(stage, name) for name in stage.__dataclass_fields__}
+    with pytest.raises(NoGeneratedForm, match=r"^sin$"):
+        trace(WithSine(**fields), places, incoming)
+
+
+@needs_compiler
+@pytest.mark.parametrize("recipe", [None, "eight_bit"])
+@pytest.mark.parametrize(
+    "window",
+    [
+        Window((64, 1024), (8, 0), (16, 1024)),
+        Window((64, 1024), (0, 256), (64, 128)),
+        Window((1 << 32, 1024), ((1 << 22) - 3, 0), (8, 1024)),
+        Window((1 << 34, 4, 256), (1 << 32, 2, 0), (4, 2, 256)),
+    ],
+    ids=["rows", "columns", "across 2^32", "past 2^32"],
+)
+def test_a_kernel_steps_a_window_with_the_words_of_the_whole_array(window, recipe):
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 64 * 1024).view(64, 1024).bfloat16())
+    p.grad = torch.ones_like(p)
+    optimizer = hs.AdamW([("w", p)], lr=1e-2, **({"recipe": recipe} if recipe else {}))
+    (kernel,), ((stage, _, numbers, _),) = kernels_of(optimizer), stages_of(optimizer)
+    n = int(np.prod(window.shape))
+    keys = np.arange(1, 2 * sum(1 + len(roles) for roles in stage.roles), 2, dtype=np.uint32)[:, None].copy()
+    g = torch.linspace(-1e-3, 1e-2, n).bfloat16()
+    runs = []
+    for use_kernel in (True, False):
+        x = torch.linspace(-1, 1, n).bfloat16()
+        state = {
+            name: torch.full((spec.size(n),), spec.start, dtype=torch.float32).to(spec.dtype)
+            for name, spec in stage.arrays.items()
+        }
+        if use_kernel:
+            table = np.array([row_of(stage, window, [x, g, *state.values()])], np.int64)
+            kernel(table, keys, np.array([flat(numbers)], np.float32), None)
+        else:
+            of_leaf = keys[:, 0].view(np.int32).tolist()
+            step_pieces(
+                stage, x, g, None, state, numbers, of_leaf, lambda i, j: window.indices(torch.arange(i, j))
+            )
+        runs.append([x, *state.values()])
+    for ours, theirs in zip(*runs, strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
