@@ -53,6 +53,22 @@ class MachineCode(NamedTuple):
     fused: int
 
 
+class Loop(NamedTuple):
+    """A loop of a kernel's machine code.
+
+    Attributes:
+        instructions: in it.
+        integer: of them, that the integer pipe runs.
+        wide: loads and stores of 16 bytes.
+        narrow: others.
+    """
+
+    instructions: int
+    integer: int
+    wide: int
+    narrow: int
+
+
 def has_products(ptx: str) -> bool:
     """Return whether a product of floats is in the text, which `ptxas` could fuse with a sum."""
     return bool(re.search(r"\bmul\.[\w.]*f(?:16|32|64)", ptx))
@@ -114,6 +130,42 @@ def machine_code(ptx: str) -> MachineCode | None:
     made, needed = (sum(name in _MULTIPLY_ADDS for name in code) for code in (names, unfused))
     integer = sum(name in _INTEGER for name in names)
     return MachineCode(len(names), integer, registers, spilled, made - needed)
+
+
+@functools.cache
+def loops(ptx: str) -> list[Loop]:
+    """Return the loops of a program's machine code, in its order; none without `ptxas`."""
+    target = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)[0]
+    ptxas, disassemble = _tool("ptxas-blackwell") or _tool("ptxas"), _tool("nvdisasm")
+    if not (ptxas and disassemble):
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        text, binary = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
+        text.write_text(ptx)
+        subprocess.run(
+            [ptxas, f"-arch={target}", str(text), "-o", str(binary)], check=True, capture_output=True
+        )
+        command = [disassemble, "-c", str(binary)]
+        code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    listed: list[str] = []
+    labels: dict[str, int] = {}
+    found: list[Loop] = []
+    for line in code.splitlines():
+        if label := re.match(r"(\.L[\w.]*):", line):
+            labels[label[1]] = len(listed)
+        elif read := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)(.*)", line):
+            listed.append(read[1])
+            back = re.search(r"\(?(\.L[\w.]*)\)?", read[2]) if read[1].startswith("BRA") else None
+            if back and len(listed) - labels.get(back[1], len(listed)) > 20:
+                found.append(_loop(listed[labels[back[1]] :]))
+    return found
+
+
+def _loop(names: list[str]) -> Loop:
+    plain = [name.split(".")[0] for name in names if not name.startswith("NOP")]
+    memory = [name for name in names if name.startswith(("LDG", "STG"))]
+    wide = sum(".128" in name for name in memory)
+    return Loop(len(plain), sum(name in _INTEGER for name in plain), wide, len(memory) - wide)
 
 
 @functools.cache

@@ -81,8 +81,7 @@ def instructions() -> Table:
         if "machine" in row:
             cells[0] = f"{row['machine']:.0f} ({row['integer']:.0f})"
         if name in _IN_TORCH:
-            _, machine, integer = in_torch[_IN_TORCH[name]]
-            cells[1] = f"{machine:.0f} ({integer:.0f})"
+            cells[1] = "{machine:.0f} ({integer:.0f})".format_map(in_torch[_IN_TORCH[name]])
         if cells != ["-", ""]:
             lines.append([name, *cells])
     return "machine instructions per parameter (of them integer) | JAX | torch", lines

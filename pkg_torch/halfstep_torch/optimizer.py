@@ -68,10 +68,11 @@ class Optimizer(torch.optim.Optimizer):
             float32, bfloat16 or float16.
         tx: a transform, or a `chain` of them.
         maximize: ascend.
-        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices; on a
-            CPU from the first step on where an earlier process has stored its kernels; else with a C++
-            compiler, after 300 million stepped weights. That is the first step of a large model, or step 300
-            of a million weights. The bits are the same.
+        compile: whether steps run as generated kernels, which have the same bits. "auto" uses a kernel as
+        soon
+            as it is built. On a CPU a C compiler builds it in about a second while training continues with
+            plain steps, and later processes find it in a folder. On a GPU Triton builds it in the first
+            step. True waits for the compiler and raises without one. False uses plain steps.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them. Empty: names are not looked for either, and words follow the order.
         state_device: "cpu" keeps state on the host. A step brings it to the device of its weights in two
@@ -83,7 +84,7 @@ class Optimizer(torch.optim.Optimizer):
     Raises:
         TypeError: if an argument, a parameter or a group's value is of a wrong type.
         ValueError: if a value is out of range.
-        RuntimeError: if `compile` is True, a parameter is on the CPU, and there is no C++ compiler.
+        RuntimeError: if `compile` is True and there is no C compiler, or on a GPU no Triton.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -135,8 +135,7 @@ class Moments:
 
     def __init__(self, rule: str, moments: Mapping[str, object]):
         self._rule = rule
-        for name, moment in moments.items():  # Dynamo of torch 2.11 cannot trace `__dict__.update`
-            setattr(self, name, moment)
+        self.__dict__.update(moments)
 
     def __getattr__(self, name: str) -> StepMoment:
         if name.startswith("__"):

@@ -158,10 +158,9 @@ class Stage:
             u, _ = rule.update(u, u, {}, n, ())
         return u
 
-    @property
+    @functools.cached_property
     def _reads_float32(self) -> bool:
         """Whether the stage reads the weights in float32, which takes a copy of a whole parameter."""
-        # Not cached: Dynamo may be the first that asks, and does not enter the lock of a cached property.
         wrapped = self.scope == "elementwise" and any(self.wrapped)
         return self.applies or wrapped or any(rule.wide_weights for rule in self.rules)
 

@@ -45,7 +45,7 @@ def accumulate_gradients(
         parameters: a module, an optimizer, `model.named_parameters()`, or parameters, whose index is then the
             name. 16-bit parameters get a hook; they need not all get a gradient.
         seed: of the random words: see `round_stochastically`.
-        compile: whether sums are rounded by a torch.compile'd kernel: True, False, or "auto", as `Optimizer`
+        compile: whether sums are rounded by a generated kernel: True, False, or "auto", as `Optimizer`
             takes it. The bits are the same.
 
     Returns:

@@ -197,13 +197,13 @@ class BoundRule:
             p: the weights, float32, in the shape of `u`.
             state: state arrays of all rules, in the shape of `u`, scales in one row; for a rule of scope
                 "parameter", all in one row.
-            numbers: what `Link.step_numbers` gave; in compiled code with 0-d tensors for floats.
+            numbers: what `Link.step_numbers` gave; 0-d tensors where a stage is traced.
             words: of each of the `sources`, from a shape to int32 words.
             op: the operations; by default those of the scope.
         """
         scope = self.rule.scope
         shape = tuple(p.shape) if scope == "parameter" else None
-        if self.tensor_numbers and not torch.compiler.is_compiling():
+        if self.tensor_numbers:
             numbers = tensor_numbers(numbers, u.device)
         moments: dict[str, StepMoment | RoundedWeight] = dict(self.step_moments(state, words, shape, numbers))
         if self.weight_dtype:

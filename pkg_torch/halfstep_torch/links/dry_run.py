@@ -79,12 +79,9 @@ def _update(bound: BoundRule, numbers: Values, g: Tensor, p: Tensor) -> Tensor:
 def bare_update(
     bound: BoundRule, numbers: Values, g: Tensor, p: Tensor, values: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return the update of a step with float32 moments, as the engine takes it, and the new moments.
-
-    In compiled code numbers are 0-d tensors.
-    """
+    """Return the update of a step with float32 moments, as the engine takes it, and the new moments."""
     moments = {name: _BareMoment(x) for name, x in values.items()}
-    if bound.tensor_numbers and not torch.compiler.is_compiling():
+    if bound.tensor_numbers:
         numbers = tensor_numbers(numbers, g.device)
     # A rule of scope "parameter" may write into what comes in.
     u = bound.rule.update(g.clone(), p, numbers, Moments(bound.rule.name, moments), STEP_OPS[bound.scope])

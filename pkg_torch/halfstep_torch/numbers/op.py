@@ -114,7 +114,7 @@ STEP_OPS = {"elementwise": TorchOp(), "parameter": InPlaceOp()}
 def _is_one(scale: BareOperand) -> bool:
     """Whether a number is known to be 1 without waiting for a GPU."""
     if isinstance(scale, Tensor):
-        return scale.device.type == "cpu" and not torch.compiler.is_compiling() and bool((scale == 1).all())
+        return scale.device.type == "cpu" and bool((scale == 1).all())
     return scale == 1
 
 

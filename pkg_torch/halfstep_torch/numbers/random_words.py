@@ -38,7 +38,7 @@ def mixed_words(sums: Tensor) -> Tensor:
     In eager mode on a CPU by NumPy, where one thread is enough: it has shifts that bring in zeros, and takes
     a third to two thirds of torch's time.
     """
-    if not torch.compiler.is_compiling() and type(sums) is Tensor and sums.device.type == "cpu":
+    if type(sums) is Tensor and sums.device.type == "cpu":
         if sums.numel() <= _ONE_THREAD or torch.get_num_threads() == 1:
             mix(_NUMPY, sums.numpy())
             return sums

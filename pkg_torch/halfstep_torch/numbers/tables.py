@@ -6,10 +6,6 @@ from torch import Tensor
 
 from halfstep.storage.tables import TABLES, Table
 
-# A private name of torch: it asks not whether an index is in bounds, which is so here; in a GPU's kernel the
-# question is a barrier and a call, which take registers.
-_index = getattr(torch.ops.aten, "_unsafe_index", torch.ops.aten.index)
-
 # Behind them infinity: what is past 1 has no neighbour.
 _NUMBERS = {
     name: torch.from_numpy(np.append(table.values, np.float32(np.inf))) for name, table in TABLES.items()
@@ -46,7 +42,7 @@ def _take(table: Table, index: Tensor) -> Tensor:
     if not table.has_zero:
         return (index + 1).to(torch.float32) * (1 / table.size)
     # On an accelerator a copy of a kilobyte at every call: a copy kept there would be state of this module.
-    return _index(_NUMBERS[table.name].to(index.device), [index])
+    return _NUMBERS[table.name].to(index.device)[index]
 
 
 def _position(y: Tensor, table: Table) -> Tensor:

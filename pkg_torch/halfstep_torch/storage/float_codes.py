@@ -37,9 +37,7 @@ class PlainCodes(_Floats):
         return round_value(x, self.dtype, words, saturate=True)
 
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
-        """Return the rounded x as codes and as values: eager mode does not decode a cast."""
-        if torch.compiler.is_compiling():
-            return super().round_trip(x, words, nonzero)
+        """Return the rounded x as codes and as values, without decoding the codes."""
         number = round_number(x, self.dtype, words, saturate=True)
         return number, number
 

@@ -43,7 +43,6 @@ class Format(shared.Format):
     blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
-        # From the start: Dynamo does not enter a cached property.
         _ = self.codes, self.arithmetic, self.torch_dtype
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":

@@ -127,7 +127,6 @@ def _largest_under(scale: np.float32, most: float) -> float:
     return float(number)
 
 
-# Known before a step is compiled: torch.compile follows no loop over numbers of NumPy.
 _LARGEST = {name: _largest_under(_LARGEST_SCALE, codes.numbers.max) for name, codes in FINE_CODES.items()}
 
 

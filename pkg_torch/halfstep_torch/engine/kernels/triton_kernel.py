@@ -20,6 +20,8 @@ from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.formats import with_blocks
 
 _BLOCK, _WARPS = 1024, 4
+OPTIONS = {"num_warps": _WARPS, "enable_fp_fusion": False}
+"""How a kernel is compiled: no product is fused with a sum (contract A2)."""
 _ALIGNED = 16
 """Triton compiles a kernel for the alignment of its arguments, so each table begins at such an address."""
 
@@ -51,11 +53,12 @@ class TritonKernel:
         if version is None:
             raise ImportError("Triton is not installed")
         self._graph, self._stage, self._device, self.problem = graph, stage, device, ""
-        self._module = _module(triton_source(graph, exact_by_ptx=version < (3, 6) and not torch.version.hip))
+        self._module = module_of(
+            triton_source(graph, exact_by_ptx=version < (3, 6) and not torch.version.hip)
+        )
         tables = [node.args[0] for node in graph.nodes if node.op == "table"]
         self._codebooks = [torch.tensor(values, dtype=torch.float32, device=device) for values in tables]
-        width = graph.width if graph.stage.blocks else 1
-        self._sizes = {"BLOCK": max(_BLOCK, width), "REST": max(32 * _WARPS, width)}
+        self._sizes = sizes_of(graph)
         self._of_table: tuple[np.ndarray, DeviceTables, Staging, Tensor] | None = None
 
     def is_built(self, *, wait: bool) -> bool:
@@ -82,9 +85,8 @@ class TritonKernel:
         self._launch(len(made.chunks), [chunks, *staging.upload(torch.int64, torch.int32), *self._codebooks])
 
     def _launch(self, programs: int, arguments: Sequence[Tensor]) -> None:
-        options = {"num_warps": _WARPS, "enable_fp_fusion": False}
         with _on(self._device):
-            self._module.step[(programs,)](*arguments, CHUNK, **self._sizes, **options)
+            self._module.step[(programs,)](*arguments, CHUNK, **self._sizes, **OPTIONS)
 
 
 class Staging:
@@ -125,6 +127,12 @@ def _on(device: torch.device) -> Any:
     return torch.device(device) if device.type != "cuda" else torch.cuda.device(device)
 
 
+def sizes_of(graph: Graph) -> dict[str, int]:
+    """Return how many elements the two bodies of a kernel update at once."""
+    width = graph.width if graph.stage.blocks else 1
+    return {"BLOCK": max(_BLOCK, width), "REST": max(32 * _WARPS, width)}
+
+
 def in_powers_of_two(stage: Stage) -> Stage:
     """Return a stage whose blocks have a power of two of elements, as Triton needs them."""
     if not stage.blocks or not stage.width & (stage.width - 1):
@@ -135,7 +143,7 @@ def in_powers_of_two(stage: Stage) -> Stage:
 
 
 @functools.cache
-def _module(text: str) -> Any:
+def module_of(text: str) -> Any:
     """Return the module of a source. No file is written: Triton reads the source from `linecache`."""
     name = f"<halfstep kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
