@@ -1,46 +1,54 @@
 """The comparison sees what it is for: steps compiled without one of our options differ, and ptxas fuses."""
 
+import compiled_torch
 import pytest
 from gpu_programs import faults, machine_code
 
+from gpu_bits import triton_launches
 from gpu_bits.comparison import differences
 from gpu_bits.steps import SMALL, case
 from gpu_bits.triton_backend import TritonBackend
-from halfstep_torch.engine import compiled_stage
+from halfstep_torch.engine.kernels import triton_kernel
 from ptx.approximations import Approximations
 
 STEP = "AdamW, float32; float32, float32 weights"
 
 
-def without(monkeypatch, option: str) -> tuple[int, str]:
-    """Return how many numbers of a step differ without an option of Inductor, and its PTX."""
-    of_device = compiled_stage.compile_options
-
-    def some(device):
-        return {name: value for name, value in of_device(device).items() if name != option}
-
-    monkeypatch.setattr(compiled_stage, "compile_options", some)
+def changed(monkeypatch, old: str, new: str, **options) -> tuple[int, str]:
+    """Return how many numbers of a step differ with another text of its kernel, and its PTX."""
+    generate = compiled_torch.triton_source
+    monkeypatch.setattr(
+        compiled_torch,
+        "triton_source",
+        lambda graph: generate(graph).replace(old, new) if old else generate(graph),
+    )
+    monkeypatch.setattr(triton_kernel, "OPTIONS", {**triton_kernel.OPTIONS, **options})
+    triton_launches._compiled.cache_clear()
     backend, question = TritonBackend(), case(STEP, SMALL, 2)
     backend.approximations = Approximations("random")
     with backend.kernels.as_on_gpu():
         found = differences(question, backend.run(question))
+    triton_launches._compiled.cache_clear()
     return sum(found.values()), "".join(backend.kernels.texts.values())
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("option", "fault"),
-    [("emulate_precision_casts", "fma"), ("eager_numerics.division_rounding", "approximate")],
-)
-def test_an_option_left_out_is_seen(monkeypatch, option, fault):
-    differing, text = without(monkeypatch, option)
+def test_a_quotient_that_is_not_rounded_correctly_is_seen(monkeypatch):
+    differing, text = changed(monkeypatch, "tl.div_rn(x, y)", "x / y")
     assert differing > 100
-    assert faults(text)[fault]
+    assert faults(text)["approximate"]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_triton_flushes_nothing_even_without_the_option_that_says_so(monkeypatch):
-    assert ".ftz" not in without(monkeypatch, "eager_numerics.disable_ftz")[1]
+def test_products_that_are_fused_are_seen(monkeypatch):
+    differing, text = changed(monkeypatch, "", "", enable_fp_fusion=True)
+    assert differing > 100
+    assert faults(text)["fma"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_triton_flushes_nothing(monkeypatch):
+    assert ".ftz" not in changed(monkeypatch, "", "")[1]
 
 
 def assembled(product: str, total: str) -> str:

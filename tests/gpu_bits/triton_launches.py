@@ -1,25 +1,29 @@
-"""Launches of Triton's kernels on tensors in this machine's memory.
+"""Launches of generated kernels on tensors in this machine's memory.
 
-Inductor writes Triton for tensors on the CPU, too (`benchmarks/compiled_torch.py`). Where it would launch a
-kernel, its PTX is interpreted on the very tensors: all of a step is real but the hardware.
+A step of tensors on the CPU takes the kernel that a GPU would have. Where it would be launched, its PTX is
+interpreted on the very tensors: all of a step is real but the hardware.
 """
 
 import contextlib
+import ctypes
 import functools
-import tempfile
 import unittest.mock
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import compiled_torch
+import numpy as np
 import torch
-import torch._inductor.runtime.triton_heuristics as heuristics
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import CUDABackend
 
+from halfstep_torch.engine.kernels import kernel, triton_kernel
+from halfstep_torch.engine.kernels.device_tables import CHUNK
+from halfstep_torch.engine.kernels.graph import Graph
+from halfstep_torch.engine.kernels.simplify import simplified
+from halfstep_torch.engine.kernels.trace import trace
+from halfstep_torch.engine.kernels.triton_kernel import TritonKernel
+from halfstep_torch.engine.kernels.triton_source import ROW_FIELDS, memory_of
 from ptx.approximations import Approximations
-from ptx.kernel import Kernel, parse
+from ptx.kernel import parse
 from ptx.launch import WARP, Launch
 from ptx.memory import Memory
 
@@ -27,7 +31,7 @@ TARGET = "sm_90"
 
 
 class TritonLaunches:
-    """Kernels that torch.compile made, and what launches them.
+    """Kernels of steps, and what launches them.
 
     Attributes:
         approximations: what approximate operations give.
@@ -39,84 +43,70 @@ class TritonLaunches:
     def __init__(self) -> None:
         self.approximations, self.texts = Approximations(), {}
         self.launches, self.executed = 0, 0
-        self._compiling = False
-        self._compile = triton.compile
-        self._binaries: dict[Any, Any] = {}
 
     @contextlib.contextmanager
     def as_on_gpu(self) -> Iterator[None]:
-        """Let compiled steps be made of PTX, and interpreted."""
-        with compiled_torch.as_on_gpu(self._compile_for_gpu, self._run, self._only_compiling):
+        """Let steps of tensors on the CPU take kernels of a GPU, which are interpreted."""
+
+        def generated(stage: Any, places: Any, incoming: torch.dtype, device: torch.device) -> TritonKernel:
+            graph = simplified(trace(triton_kernel.in_powers_of_two(stage), places, incoming))
+            return _Interpreted(self, graph, stage, device)
+
+        kernel.kernel_of.cache_clear()
+        # The trial of a kernel would be interpreted too, and takes longer than a step.
+        trial = unittest.mock.patch.object(kernel.Kernel, "_has_same_bits", return_value=True)
+        with trial, unittest.mock.patch.object(kernel, "generated", generated):
             yield
+        kernel.kernel_of.cache_clear()
 
-    @contextlib.contextmanager
-    def _only_compiling(self) -> Iterator[None]:
-        """Compile what is called inside, and run nothing: its memory is a million elements of no interest."""
-        self._compiling = True
-        try:
-            yield
-        finally:
-            self._compiling = False
-
-    def _compile_for_gpu(self, source: Any, target: Any, options: dict[str, Any]) -> Any:
-        """Put off compiling: of the shapes of a kernel that Inductor offers one is interpreted."""
-        return unittest.mock.MagicMock(source=source, options=options)
-
-    def _compiled(self, offered: Any) -> Any:
-        """Compile as far as PTX: machine code takes as long again, and is of no use here."""
-        if offered not in self._binaries:
-            target = GPUTarget(*compiled_torch.TARGETS[TARGET])
-            no_code = unittest.mock.patch.object(CUDABackend, "make_cubin", return_value=b"")
-            # Others must not find a program without machine code in their cache.
-            with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope(), no_code:
-                triton.knobs.cache.dir = folder
-                self._binaries[offered] = self._compile(
-                    offered.source, target=target, options=offered.options
-                )
-        return self._binaries[offered]
-
-    def _run(self, autotuner: Any, *values: Any) -> None:
-        """Interpret a kernel in the first shape that Inductor offers, which is its guess."""
-        autotuner.precompile()
-        if self._compiling:
-            return
-        result = autotuner.compile_results[0]
-        binary, source = self._compiled(result.kernel), result.kernel.source
-        kernel = _parsed(binary.asm["ptx"])
-        self.texts[kernel.name] = binary.asm["ptx"]
-        names = [name for name in source.fn.arg_names if name not in result.config.kwargs]
-        given = dict(zip(names, values, strict=True))
-        constant = {source.fn.arg_names[place[0]] for place in source.constants}
-        passed = [n for n, kind in source.signature.items() if kind != "constexpr" and n not in constant]
-        arguments = [_address_or_number(given[name]) for name in passed]
+    def run(self, graph: Graph, programs: int, tables: Sequence[torch.Tensor]) -> None:
+        """Interpret a kernel."""
+        program = _compiled(graph)
+        (made,) = parse(program.text).values()
+        self.texts[f"{made.name} {len(self.texts)}"] = program.text
+        arguments = [*(x.data_ptr() for x in tables), CHUNK]
         # Last come addresses of scratch memory, for which these kernels do not ask.
-        arguments += [0] * (len(kernel.parameters) - len(arguments))
-        sizes = heuristics.GridExpr.from_meta(autotuner.inductor_meta, result.config)
-        grid = sizes.eval_slow({**given, **result.config.kwargs})
-        block = (WARP * binary.metadata.num_warps, 1, 1)
-        memory = _memory([given[name] for name in passed])
-        launch = Launch(kernel, grid, block, arguments, memory, self.approximations, binary.metadata.shared)
+        arguments += [0] * (len(made.parameters) - len(arguments))
+        block = (WARP * program.binary.metadata.num_warps, 1, 1)
+        memory, shared = _memory(graph, tables), program.binary.metadata.shared
+        launch = Launch(made, (programs, 1, 1), block, arguments, memory, self.approximations, shared)
         launch.run()
         self.launches += 1
         self.executed += launch.executed
 
 
+class _Interpreted(TritonKernel):
+    """A kernel whose launches are interpreted."""
+
+    def __init__(self, launches: TritonLaunches, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._launches = launches
+
+    def _launch(self, programs: int, tables: Sequence[torch.Tensor]) -> None:
+        self._launches.run(self._graph, programs, tables)
+
+
 @functools.cache
-def _parsed(text: str) -> Kernel:
-    (kernel,) = parse(text).values()
-    return kernel
+def _compiled(graph: Graph) -> compiled_torch.Program:
+    return compiled_torch.compile_graph(graph, TARGET)
 
 
-def _address_or_number(value: Any) -> int:
-    return value.data_ptr() if isinstance(value, torch.Tensor) else int(value)
-
-
-def _memory(values: list[Any]) -> Memory:
-    """Return the memory of tensors, and no other."""
-    memory, seen = Memory(), set()
-    for value in values:
-        storage = value.untyped_storage() if isinstance(value, torch.Tensor) else None
-        if storage and storage.nbytes() and storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            memory.add(storage.data_ptr(), torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+def _memory(graph: Graph, tables: Sequence[torch.Tensor]) -> Memory:
+    """Return the memory of the tables and of the arrays that they name, and no other."""
+    memory, arrays = Memory(), memory_of(graph)
+    for table in tables:
+        memory.add(table.data_ptr(), table.numpy().view(np.uint8).reshape(-1))
+    for row in tables[1].reshape(-1, len(arrays) + len(ROW_FIELDS)).tolist():
+        fields = dict(zip(ROW_FIELDS, row[len(arrays) :], strict=True))
+        runs = fields["elements"] // fields["run"]
+        for address, (name, dtype, kind) in zip(row, arrays, strict=False):
+            entries = fields["elements"]
+            if kind == "packed":
+                entries = runs * -(-fields["run"] // 2)
+            elif kind == "scale":
+                size = graph.width // graph.stage.arrays[name].size(graph.width)
+                entries = runs * -(-fields["run"] // size)
+            size = entries * dtype.itemsize
+            if size:
+                memory.add(address, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
     return memory

@@ -86,7 +86,7 @@ class Node:
         return f"{self.name}: {dtype}{list(self.shape)} = {self.op}({args}){axes}"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Graph:
     """The operations of a stage.
 

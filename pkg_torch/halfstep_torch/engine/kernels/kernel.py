@@ -36,11 +36,7 @@ class Kernel:
         self._made: CKernel | TritonKernel | None = None
         self.missing, self._problem, self._is_checked = "", "", False
         try:
-            if device.type == "cpu":
-                self._made = CKernel(simplified(trace(stage, places, incoming)))
-            else:
-                graph = simplified(trace(in_powers_of_two(stage), places, incoming))
-                self._made = TritonKernel(graph, stage, device)
+            self._made = generated(stage, places, incoming, device)
         except NoGeneratedForm as error:
             self.missing = str(error)
 
@@ -125,6 +121,15 @@ class Kernel:
             if not all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in pairs):
                 return False
         return True
+
+
+def generated(
+    stage: Stage, places: Values, incoming: torch.dtype, device: torch.device
+) -> CKernel | TritonKernel:
+    """Trace a stage and generate its kernel for a device."""
+    if device.type == "cpu":
+        return CKernel(simplified(trace(stage, places, incoming)))
+    return TritonKernel(simplified(trace(in_powers_of_two(stage), places, incoming)), stage, device)
 
 
 @functools.cache

@@ -91,8 +91,11 @@ def _logical_shifts(graph: Graph) -> None:
         if not isinstance(shift, Node) or shift.op != "shr" or shift.dtype != torch.int32:
             return None
         x, by = shift.args
-        masked = isinstance(by, int) and mask == (1 << (32 - by)) - 1
-        return Node("lsr", (x, by), node.shape, node.dtype) if masked else None
+        if not isinstance(by, int) or mask != (1 << (32 - by)) - 1:
+            return None
+        if x.op == "const":
+            return Node("const", ((x.args[0] & 0xFFFFFFFF) >> by,), node.shape, node.dtype)
+        return Node("lsr", (x, by), node.shape, node.dtype)
 
     _replace(graph, becomes)
 

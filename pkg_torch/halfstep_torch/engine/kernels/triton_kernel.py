@@ -82,11 +82,12 @@ class TritonKernel:
         rows, words = staging.buffers()
         made.write_rows(table, rows)
         made.write_words(keys, numbers, which, words)
-        self._launch(len(made.chunks), [chunks, *staging.upload(torch.int64, torch.int32), *self._codebooks])
+        tables = chunks, *staging.upload(torch.int64, torch.int32), *self._codebooks
+        self._launch(len(made.chunks), tables)
 
-    def _launch(self, programs: int, arguments: Sequence[Tensor]) -> None:
+    def _launch(self, programs: int, tables: Sequence[Tensor]) -> None:
         with _on(self._device):
-            self._module.step[(programs,)](*arguments, CHUNK, **self._sizes, **OPTIONS)
+            self._module.step[(programs,)](*tables, CHUNK, **self._sizes, **OPTIONS)
 
 
 class Staging:

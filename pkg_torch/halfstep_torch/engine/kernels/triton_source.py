@@ -41,7 +41,7 @@ _TYPES = {
     torch.float8_e4m3fn: "tl.float8e4nv", torch.float8_e5m2: "tl.float8e5",
 }  # fmt: skip
 _FORMS = {
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}", "abs": "tl.abs({0})",
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "abs": "tl.abs({0})",
     "sqrt": "sqrt_rn({0})", "floor": "tl.floor({0})", "round": "rint({0})",
     "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "shl": "{0} << {1}", "shr": "{0} >> {1}",
     "lsr": "({0}.to(tl.uint32, bitcast=True) >> {1}).to(tl.int32, bitcast=True)",
@@ -265,6 +265,8 @@ class _Kernel:
         if op in ("minimum", "maximum"):
             nan = ", propagate_nan=tl.PropagateNan.ALL" if node.dtype.is_floating_point else ""
             return f"tl.{op}({given[0]}, {given[1]}{nan})"
+        if op == "neg":  # Triton's own is 0 - x, which is +0 for +0
+            return f"{given[0]} * -1.0" if node.dtype.is_floating_point else f"0 - {given[0]}"
         if op == "div":
             return f"div_rn({self._whole(x, node)}, {self._whole(node.args[1], node)})"
         if op == "not":
@@ -423,6 +425,8 @@ def _operand(x: Node | float, node: Node) -> str:
     if isinstance(value, int) or not math.isfinite(value):
         return repr(value) if isinstance(value, int) else f'float("{value}")'
     (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    if rounded == 0 and math.copysign(1, rounded) < 0:  # Triton makes 0 of it
+        return f"tl.full([], {-(1 << 31)}, tl.int32).to(tl.float32, bitcast=True)"
     if 0 < abs(rounded) < 2.0**-126:  # Triton would make it float64
         raise NoGeneratedForm(f"the subnormal constant {rounded}")
     return repr(rounded)
