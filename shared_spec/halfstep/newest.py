@@ -1,7 +1,6 @@
 """The newest tested versions of frameworks, and the message for newer ones.
 
-A newer framework usually works. But compiled steps use private parts of torch, and steps in JAX its points of
-extension, which any release may change.
+A newer framework usually works. But steps in JAX use its points of extension, which any release may change.
 """
 
 import functools

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import halfstep.__main__ as command
-import halfstep_torch
 from halfstep import newest
 
 CONSTRAINTS = pathlib.Path(__file__).parents[2] / "constraints.txt"
@@ -39,17 +38,6 @@ def test_of_versions_up_to_the_newest_nothing_is_said(version):
 def test_a_newer_version_is_told_with_what_to_do(version):
     assert f"torch {version} is newer than 2.13.0" in newest.note("torch", version)
     assert "python -m halfstep" in newest.note("torch", version)
-
-
-def test_a_compiled_step_tells_of_a_newer_torch_once_and_an_eager_one_does_not(monkeypatch, caplog):
-    monkeypatch.setitem(newest.NEWEST, "torch", "2.0.0")
-    for compile, count in ((False, 0), (True, 1), (True, 1)):
-        p = torch.nn.Parameter(torch.ones(4))
-        optimizer = halfstep_torch.SGD([p], lr=0.1, compile=compile)
-        p.grad = torch.ones(4)
-        with caplog.at_level(logging.WARNING, "halfstep_torch"):
-            optimizer.step()
-        assert len([line for line in caplog.messages if "is newer than 2.0.0" in line]) == count
 
 
 def test_a_new_primitive_tells_of_a_newer_jax_once(monkeypatch, caplog):

@@ -51,9 +51,9 @@ def step_pieces(
         for name, spec in stage.arrays.items():
             first = spec.size(start)
             parts[name] = flat[name][first : first + spec.size(stop - start)]
-        at = index(start, stop).to(p.device)
-        here = [key[start:stop] if isinstance(key, Tensor) else key for key in keys]
+        at, here = index(start, stop), [key[start:stop] if isinstance(key, Tensor) else key for key in keys]
         columns = _columns(stage, here, at >> 32) if stage.sources else here
+        at = at.to(p.device)
         words = stage.row_words(lambda at=at: at.to(torch.int32), columns)
         stepped, new = stage.run(p[start:stop], g[start:stop], parts, numbers, words)
         (p if out is None else out)[start:stop].copy_(stepped)
@@ -61,11 +61,12 @@ def step_pieces(
             parts[name].copy_(array.view(-1))
 
 
-def _columns(stage: Stage, keys: Sequence[int], high: Tensor) -> Sequence:
+def _columns(stage: Stage, keys: Sequence[int | Tensor], high: Tensor) -> Sequence[int | Tensor]:
     """Return the keys of a piece: the high half of the index is added to k1, golden ratio times (W8)."""
-    if not high.numel() or not int(high[-1]):
+    if not bool(high.any()):
         return keys
-    high, columns, at = high.to(torch.int32) * (int(GOLDEN_RATIO) - (1 << 32)), [], 0
+    device = next((key.device for key in keys if isinstance(key, Tensor)), high.device)
+    high, columns, at = high.to(device, torch.int32) * (int(GOLDEN_RATIO) - (1 << 32)), [], 0
     for roles in stage.roles:
         columns += [keys[at], *(high + key for key in keys[at + 1 : at + 1 + len(roles)])]
         at += 1 + len(roles)

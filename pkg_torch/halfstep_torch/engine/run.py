@@ -110,22 +110,17 @@ def _step_packed(
     sizes = [slot.param.numel() for slot in slots]
     params = [slot.param.detach().view(-1) for slot in slots]
     p, g = torch.cat(params), torch.cat([arriving[place].reshape(-1) for place in places])
-    stage, u = (
-        slots[0].plan.stages[k],
-        None if leaving is None else torch.empty(len(p), dtype=torch.float32, device=p.device),
-    )
+    u = None if leaving is None else torch.empty(len(p), dtype=torch.float32, device=p.device)
+    stage, numbers = slots[0].plan.stages[k], batch.stage_numbers(k)[slots[0].step]
     arrays = {name: [slot.state[name].view(-1) for slot in slots] for name in stage.arrays}
     state = {name: torch.cat(parts) for name, parts in arrays.items()}
-    keys = (
-        torch.from_numpy(batch.host_keys[:, places])
-        .to(p.device)
-        .repeat_interleave(torch.tensor(sizes, device="cpu"), 1)
-    )
+    of_slots = torch.from_numpy(batch.host_keys[:, places])
+    keys = of_slots.repeat_interleave(torch.tensor(sizes, device="cpu"), 1).to(p.device)
     at = torch.cat([slot.indices(0, size) for slot, size in zip(slots, sizes, strict=True)])
-    step_pieces(
-        stage, p, g, u, state, batch.stage_numbers(k)[slots[0].step], keys.unbind(), lambda i, j: at[i:j]
-    )
-    pairs = [(params, p)] if u is None else [([leaving[place].view(-1) for place in places], u)]
+    step_pieces(stage, p, g, u, state, numbers, keys.unbind(), lambda i, j: at[i:j])
+    pairs = [(params, p)]
+    if u is not None and leaving is not None:
+        pairs = [([leaving[place].view(-1) for place in places], u)]
     for parts, packed in [*pairs, *((arrays[name], x) for name, x in state.items())]:
         for_each("copy_", parts, list(packed.split([x.numel() for x in parts])))
 

@@ -143,7 +143,9 @@ class _Row:
         self.nodes = [node for node in graph.nodes if node.op not in ("view", "expand")]
         if unknown := {node.dtype for node in self.nodes} - set(TYPES):
             raise NoGeneratedForm(", ".join(map(str, unknown)))
-        self.args = {node: tuple(map(_base, node.args)) for node in self.nodes}
+        self.args = {
+            node: tuple(_base(x) if isinstance(x, Node) else x for x in node.args) for node in self.nodes
+        }
         self.outputs = {name: _base(node) for name, node in graph.outputs.items()}
         self.level = {node: self._level_of(node) for node in self.nodes}
         self.phase: dict[Node, int] = {}
@@ -476,9 +478,9 @@ class _Row:
         return f"(({self._type(node)}){given})"
 
 
-def _base(x: Node | float) -> Node | float:
+def _base(x: Node) -> Node:
     """Return a node without its views, which do not change the row-major order."""
-    while isinstance(x, Node) and x.op in ("view", "expand"):
+    while x.op in ("view", "expand"):
         x = x.args[0]
     return x
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any  # PyTorch's own types of a dispatch mode
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +45,11 @@ _NARROWER = {
     torch.int64: (torch.uint8, torch.int8, torch.int16, torch.int32),
 }
 """Of each dtype the dtypes all of whose numbers it holds."""
+
+
+Operand = Any
+"""A tensor, a number, a dtype or a list of them: aten operations take all of these."""
+Operands = Sequence[Operand]
 
 
 def trace(stage: Stage, places: Values, grad_dtype: torch.dtype) -> Graph:
@@ -105,7 +110,7 @@ class _Tracer(TorchDispatchMode):
         self._of[id(x)] = node
         self._alive.append(x)
 
-    def of(self, x: Any) -> Any:
+    def of(self, x: Operand) -> Operand:
         """Return the node of a tensor, or a table of its numbers if it has memory. Other objects stay."""
         if not isinstance(x, Tensor):
             return x
@@ -113,7 +118,9 @@ class _Tracer(TorchDispatchMode):
             self.set(x, self.node("table" if x.dim() else "const", (x.tolist(),), x))
         return self._of[id(x)]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operand, types: Operand, args: Operands = (), kwargs: dict | None = None
+    ) -> Operand:
         """Run an operation on tensors without memory, and note its node."""
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         if name in ("_to_copy", *_COPIES) and args[0].device.type != "meta":  # of a table
@@ -130,7 +137,7 @@ class _Tracer(TorchDispatchMode):
         self.set(out, node)
         return out
 
-    def _node_of(self, name: str, args: tuple, kwargs: dict, out: Tensor) -> Node:
+    def _node_of(self, name: str, args: Operands, kwargs: dict, out: Tensor) -> Node:
         """Return the node of an aten operation, given its result."""
         if name in _SAME or name in ("rsub", "reciprocal", "square", "pow"):
             return self._arithmetic(name, args, kwargs, out)
@@ -161,7 +168,7 @@ class _Tracer(TorchDispatchMode):
             raise NoGeneratedForm(name)
         return of[name]()
 
-    def _arithmetic(self, name: str, args: tuple, kwargs: dict, out: Tensor) -> Node:
+    def _arithmetic(self, name: str, args: Operands, kwargs: dict, out: Tensor) -> Node:
         if kwargs.get("alpha", 1) != 1 or len(args) > 2 or kwargs.get("rounding_mode"):
             raise NoGeneratedForm(f"{name} with options")
         if name == "reciprocal":
@@ -173,7 +180,7 @@ class _Tracer(TorchDispatchMode):
         op, operands = _SAME.get(name, "sub"), args[::-1] if name == "rsub" else args
         return self.node(op, tuple(self._promoted(operands, _computed_in(op, args, out))), out)
 
-    def _promoted(self, operands: Sequence, dtype: torch.dtype) -> list:
+    def _promoted(self, operands: Operands, dtype: torch.dtype) -> list:
         """Return operands in the dtype that the operation computes in."""
         made = []
         for x in map(self.of, operands):
@@ -185,7 +192,7 @@ class _Tracer(TorchDispatchMode):
                 )
         return made
 
-    def _clamp(self, name: str, args: tuple, kwargs: dict, out: Tensor) -> Node:
+    def _clamp(self, name: str, args: Operands, kwargs: dict, out: Tensor) -> Node:
         bounds = [*args[1:], None, None][:2] if name != "clamp_max" else [None, args[1]]
         bounds = [kwargs.get("min", bounds[0]), kwargs.get("max", bounds[1])]
         x = self.of(args[0])
@@ -194,13 +201,13 @@ class _Tracer(TorchDispatchMode):
                 x = self.node(op, (x, *self._promoted([bound], out.dtype)), out)
         return x
 
-    def _filled(self, name: str, args: tuple, out: Tensor) -> Node:
-        value = _FILLED.get(name, args[0] if name == "scalar_tensor" else args[-1])
+    def _filled(self, name: str, args: Operands, out: Tensor) -> Node:
+        value: Operand = _FILLED.get(name, args[0] if name == "scalar_tensor" else args[-1])
         node = self.of(value)
         value = node.args[0] if isinstance(node, Node) else value
         return self.node("const", (float(value) if out.dtype.is_floating_point else value,), ((), out.dtype))
 
-    def _part(self, name: str, args: tuple, out: Tensor) -> Node:
+    def _part(self, name: str, args: Operands, out: Tensor) -> Node:
         x = self.of(args[0])
         if name == "view" and isinstance(args[1], torch.dtype):
             return x if x.dtype == args[1] else self.node("bitcast", (x,), out)
@@ -218,7 +225,7 @@ class _Tracer(TorchDispatchMode):
         node = self.node("slice", (x, axis, args[2], args[2] + size, 1), (shape, out.dtype))
         return node if shape == tuple(out.shape) else self.node("view", (node,), out)
 
-    def _reduced(self, op: str, args: tuple, out: Tensor) -> Node:
+    def _reduced(self, op: str, args: Operands, out: Tensor) -> Node:
         x = self.of(args[0])
         axes = args[1] if isinstance(args[1], Sequence) else [args[1]]
         if out.dim() != len(x.shape):
@@ -246,7 +253,7 @@ class _Tracer(TorchDispatchMode):
         return self.node("cast", (x,), (x.shape, dtype))
 
 
-def _computed_in(op: str, args: Sequence, out: Tensor) -> torch.dtype:
+def _computed_in(op: str, args: Operands, out: Tensor) -> torch.dtype:
     """Return the dtype in which an operation computes: of a comparison, the common one of its operands."""
     if op not in _COMPARISONS:
         return out.dtype

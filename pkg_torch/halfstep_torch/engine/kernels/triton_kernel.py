@@ -5,7 +5,7 @@ import hashlib
 import importlib
 import linecache
 from collections.abc import Callable, Sequence
-from typing import Any  # Triton's modules and kernels have no types
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,10 @@ OPTIONS = {"num_warps": _WARPS, "enable_fp_fusion": False}
 """How a kernel is compiled: no product is fused with a sum (contract A2)."""
 _ALIGNED = 16
 """Triton compiles a kernel for the alignment of its arguments, so each table begins at such an address."""
+
+
+Untyped = Any
+"""A module or a kernel of Triton, or an event of CUDA."""
 
 
 @functools.cache
@@ -104,7 +108,7 @@ class Staging:
         self._buffers = [
             torch.empty(total, dtype=torch.uint8, pin_memory=pinned) for _ in range(2 if pinned else 1)
         ]
-        self._copied: list[Any] = [None for _ in self._buffers]
+        self._copied: list[Untyped] = [None for _ in self._buffers]
         self._turn = 0
 
     def buffers(self) -> list[np.ndarray]:
@@ -124,7 +128,7 @@ class Staging:
         return [here[start : start + size].view(dtype) for start, size, dtype in parts]
 
 
-def _on(device: torch.device) -> Any:
+def _on(device: torch.device) -> Untyped:
     return torch.device(device) if device.type != "cuda" else torch.cuda.device(device)
 
 
@@ -144,7 +148,7 @@ def in_powers_of_two(stage: Stage) -> Stage:
 
 
 @functools.cache
-def module_of(text: str) -> Any:
+def module_of(text: str) -> Untyped:
     """Return the module of a source. No file is written: Triton reads the source from `linecache`."""
     name = f"<halfstep kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

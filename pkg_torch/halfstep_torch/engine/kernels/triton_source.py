@@ -258,7 +258,7 @@ class _Kernel:
 
     def _form(self, node: Node) -> str:
         """Return the expression of an operation."""
-        op, x = node.op, node.args[0] if node.args else None
+        op = node.op
         if op in ("table", "iota", "slice", "pad", "cat", "pow", "amin", "all"):
             raise NoGeneratedForm(op)
         given = [_operand(arg, node) for arg in node.args]
@@ -268,7 +268,7 @@ class _Kernel:
         if op == "neg":  # Triton's own is 0 - x, which is +0 for +0
             return f"{given[0]} * -1.0" if node.dtype.is_floating_point else f"0 - {given[0]}"
         if op == "div":
-            return f"div_rn({self._whole(x, node)}, {self._whole(node.args[1], node)})"
+            return f"div_rn({self._whole(node.args[0], node)}, {self._whole(node.args[1], node)})"
         if op == "not":
             return f"{given[0]} == 0" if node.dtype == torch.bool else f"~{given[0]}"
         if op in ("cast", "bitcast"):
