@@ -44,6 +44,8 @@ MAKES = {
     },
     **{x: functools.partial(adamw, param_storage=x) for x in ("master", "nearest")},
     "cautious": functools.partial(adamw, cautious=True),
+    "feedback and eight_bit": functools.partial(adamw, recipe="eight_bit", param_storage="feedback"),
+    "split16 and four_bit": functools.partial(adamw, recipe="four_bit", param_storage="split16"),
     "fp8": functools.partial(adamw, mu_dtype=hs.scaled("float8_e4m3fn"), nu_dtype=hs.scaled("ufloat8_e5m3")),
     "rows": functools.partial(
         adamw, mu_dtype=hs.scaled("float8_e4m3fn", "row"), nu_dtype=hs.scaled("ufloat8_e5m3", "row")

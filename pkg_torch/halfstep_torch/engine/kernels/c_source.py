@@ -134,6 +134,7 @@ class _Row:
     Attributes:
         level: of each node how many values a row has: `_ELEMENT`, `_BYTE`, `_SCALAR`, or so many.
         phase: of each node how many maxima over the row must be known first.
+        late: outputs that are stored last, because a later loop reads the array that they replace.
         kept: elements in an array on the stack.
     """
 
@@ -152,6 +153,8 @@ class _Row:
         for node in self.nodes:
             self.phase[node] = self._phase_of(node)
         self.kept = self._kept()
+        self.late = self._late()
+        self.kept |= set(self.late.values())
         self._spread_already: set[Node] = set()
 
     def operands(self, node: Node) -> list[Node]:
@@ -184,6 +187,27 @@ class _Row:
             waits = of in (_ELEMENT, _BYTE) and level not in (_ELEMENT, _BYTE)
             phases.append(self.phase[x] + waits)
         return max(phases)
+
+    def _late(self) -> dict[str, Node]:
+        """Return the outputs that are stored last, by name."""
+        read_until: dict[str, int] = {}
+        for phase in range(max(self.phase.values()) + 1):
+            for x in self._needed(self._roots(phase), phase):
+                if x.op == "input":
+                    read_until[x.args[0]] = phase
+        ends = {name: x for name, x in self.outputs.items() if self.level[x] == _ELEMENT}
+        return {name: x for name, x in ends.items() if self.phase[x] < read_until.get(name, 0)}
+
+    def _roots(self, phase: int) -> list[Node]:
+        """Return the elements that the loop of a phase must compute."""
+        kept = [x for x in self._in_order(self.kept) if self.phase[x] == phase and x.op != "unpack4"]
+        ends = [x for x in self.outputs.values() if self.level[x] == _ELEMENT and self.phase[x] == phase]
+        return [*kept, *ends, *(self.operands(x)[0] for x in self._maxima_after(phase))]
+
+    def _maxima_after(self, phase: int) -> list[Node]:
+        """Return the maxima over a whole row that the loop of a phase computes."""
+        maxima = [x for x in self.nodes if x.op in ("amax", "any") and self.level[x] == 1]
+        return [x for x in maxima if self.phase[x] == phase + 1]
 
     def _kept(self) -> set[Node]:
         """Return the elements that another loop reads, if computing them again takes long."""
@@ -319,15 +343,10 @@ class _Row:
         ends = {
             name: x
             for name, x in self.outputs.items()
-            if self.level[x] == _ELEMENT and self.phase[x] == phase
+            if self.level[x] == _ELEMENT and self.phase[x] == phase and name not in self.late
         }
         kept = [x for x in self._in_order(self.kept) if self.phase[x] == phase and x.op != "unpack4"]
-        maxima = [
-            x
-            for x in self.nodes
-            if x.op in ("amax", "any") and self.level[x] == 1 and self.phase[x] == phase + 1
-        ]
-        roots = [*kept, *ends.values(), *(self.operands(x)[0] for x in maxima)]
+        maxima, roots = self._maxima_after(phase), self._roots(phase)
         lines = [
             line
             for x in self._in_order(self.kept)
@@ -427,7 +446,9 @@ class _Row:
         ]
 
     def _stores(self) -> Iterator[str]:
-        """Yield the statements that store values of blocks and packed codes."""
+        """Yield the statements that store values of blocks, packed codes, and late outputs."""
+        for name, node in self.late.items():
+            yield f"for (i32 i = 0; i < {self.width}; i++) {variable(name)}[i] = kept_{node.name}[i];"
         for name, node in self.outputs.items():
             count = self.level[node]
             if isinstance(count, int):
