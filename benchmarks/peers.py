@@ -7,7 +7,7 @@ where they are first used, so that the list can be read without any of them.
 import dataclasses
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -241,7 +241,7 @@ def _fed_back() -> list[Entry]:
 
 
 def _is_recipe(value: Any) -> bool:
-    return isinstance(value, type(type.__dict__)) and "nu_dtype" in value
+    return isinstance(value, Mapping) and "nu_dtype" in value
 
 
 def _torchao_peers() -> list[Entry]:
