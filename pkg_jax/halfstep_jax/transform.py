@@ -173,10 +173,11 @@ def _check_shards(rule: Rule, leaves: Leaves) -> None:
     if rule.scope == "elementwise" or not manual_axes():
         return
     found = shards(rule.name, leaves.names, leaves.values)
+    axis_names = getattr(rule, "axis_names", None)
     if not hasattr(rule, "axis_names"):
         refuse_other_shards(rule.name, leaves.names, found, rule.axes_read)
-    elif rule.axis_names is not None:
-        refuse_other_axes(rule.name, leaves.names, found, rule.axis_names)
+    elif axis_names is not None:
+        refuse_other_axes(rule.name, leaves.names, found, axis_names)
 
 
 def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):

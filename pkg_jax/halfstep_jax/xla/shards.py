@@ -8,7 +8,7 @@ import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -135,7 +135,7 @@ def shards(
 
 
 def refuse_other_shards(
-    caller: str, names: Sequence[str], found: Sequence[Shard | None], read: Callable[[int], Sequence[int]]
+    caller: str, names: Sequence[str], found: Sequence[Shard | None], read: Callable[[int], Iterable[int]]
 ) -> None:
     """Refuse shards in a step that reads elements of other shards.
 
