@@ -6,6 +6,10 @@ once, on shapes alone, and listens.
 
 import contextlib
 import contextvars
+import functools
+import logging
+import pathlib
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +17,8 @@ import jax
 import optax
 
 from halfstep_jax.leaf_calls import Tree
+
+_LOG = logging.getLogger("halfstep_jax")
 
 
 class Link(NamedTuple):
@@ -87,3 +93,42 @@ def report(rule: object, params: Tree, state: Tree, inside: Tree = None) -> Tree
     if listener is not None:
         listener.append(Link(rule, params, state, inside))
     return state
+
+
+_CHECKED: contextvars.ContextVar[bool] = contextvars.ContextVar("checked", default=False)
+
+
+@contextlib.contextmanager
+def checked_chain() -> Iterator[None]:
+    """Say nothing of a chain whose links are checked, or are told by a report."""
+    token = _CHECKED.set(True)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(token)
+
+
+def say_what_is_not_checked(link: str) -> None:
+    """Log once that a link stores weights, and that Optax's `chain` or `lookahead` goes on behind it.
+
+    Found by the calls that lead to `init`: a transform of Optax calls those inside, and tells them nothing.
+    """
+    frame = None if _CHECKED.get() or _LISTENER.get() is not None else sys._getframe(1)
+    made_by = None
+    while frame is not None:
+        file, values = pathlib.PurePath(frame.f_code.co_filename).name, frame.f_locals
+        if file == "_combining.py" and frame.f_code.co_name == "<genexpr>":
+            made_by = values.get("fn")
+        elif file == "_combining.py" and "init_fns" in values and made_by is not values["init_fns"][-1]:
+            _say_once(link, "optax.chain")
+        elif file == "lookahead.py" and frame.f_code.co_name == "init_fn":
+            _say_once(link, "optax.lookahead")
+        frame = frame.f_back
+
+
+@functools.cache
+def _say_once(link: str, around: str) -> None:
+    _LOG.warning(
+        f"{link}: {around} goes on behind the link that stores weights, and updates that it changes are "
+        "lost. This chain was not checked. Use halfstep_jax.chain, or call check_chain(tx, params)."
+    )

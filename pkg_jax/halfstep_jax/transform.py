@@ -27,7 +27,7 @@ from halfstep.storage.moment_formats import (
 )
 from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
-from halfstep_jax.link_reports import report
+from halfstep_jax.link_reports import report, say_what_is_not_checked
 from halfstep_jax.numbers.hyperparameters import check_static
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
@@ -110,6 +110,8 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     words = seed_words(rule.name, getattr(rule, "seed", 0))
 
     def init(params):
+        if rule.rounds_weights:
+            say_what_is_not_checked(rule.name)
         return report(rule, params, first_state(params), stored)
 
     def first_state(params):

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
+from halfstep_jax import link_reports
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
 P = {"w": weights((6, 4)), "b": weights((5,), "float32")}
@@ -45,6 +46,44 @@ def test_a_master_copy_is_dropped_where_the_weight_was_written_and_kept_elsewher
     zeros = jax.tree.map(jnp.zeros_like, P)
     _, state = take_step(tx, written, state, zeros)
     np.testing.assert_array_equal(state.master["w"], known)
+
+
+# --- a chain of Optax, which nothing checks ----------------------------------------------------------------
+
+GOES_ON = {
+    "chain": lambda: optax.chain(hs.sgd(1e-3), optax.scale(0.5)),
+    "nested": lambda: optax.chain(optax.chain(optax.clip(1.0), hs.sgd(1e-3)), optax.scale(0.5)),
+    "feedback": lambda: optax.chain(hs.adamw(1e-3, param_storage="feedback"), optax.scale(0.5)),
+    "split8": lambda: optax.chain(hs.sgd(1e-3, param_storage="split8"), optax.scale(0.5)),
+    "lookahead": lambda: optax.lookahead(hs.sgd(1e-3), 5, 0.5),
+}
+ENDS = {
+    "last": lambda: optax.chain(optax.clip(1.0), hs.sgd(1e-3)),
+    "inside": lambda: hs.store_params(optax.chain(hs.sgd(1e-3, param_storage="nearest"), optax.scale(0.5))),
+    "MultiSteps": lambda: optax.MultiSteps(hs.sgd(1e-3), 2),
+    "checked": lambda: hs.chain(hs.sgd(1e-3), optax.zero_nans()),
+    "lookahead": lambda: hs.store_params(optax.lookahead(hs.sgd(1e-3, param_storage="nearest"), 5, 0.5)),
+}
+
+
+def logged_at_init(tx, name, caplog):
+    link_reports._say_once.cache_clear()
+    for _ in range(2):
+        tx.init(optax.LookaheadParams.init_synced(P) if name == "lookahead" else P)
+    return [r.getMessage() for r in caplog.records if r.name == "halfstep_jax"]
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_a_chain_that_goes_on_unchecked_is_logged_once(name, caplog):
+    around = "optax.lookahead" if name == "lookahead" else "optax.chain"
+    (line,) = logged_at_init(GOES_ON[name](), name, caplog)
+    assert f"{around} goes on behind the link that stores weights" in line
+    assert line.endswith("Use halfstep_jax.chain, or call check_chain(tx, params).")
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_nothing_is_logged_of_a_chain_that_ends_as_it_should(name, caplog):
+    assert not logged_at_init(ENDS[name](), name, caplog)
 
 
 # --- a NaN that is skipped, and kept -----------------------------------------------------------------------

@@ -13,6 +13,7 @@ import optax
 from halfstep.hyperparameters import Arguments
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
+from halfstep_jax.link_reports import checked_chain
 from halfstep_jax.watched_updates import WatchedUpdates, is_wide, watching
 from halfstep_jax.weights.nan_check import advice_on_nan, small
 
@@ -82,7 +83,8 @@ def chain(
 
     def init(params):
         check_chain(tx, params, **extra_args)
-        return tx.init(params)
+        with checked_chain():
+            return tx.init(params)
 
     return optax.GradientTransformationExtraArgs(init, tx.update)
 
@@ -120,7 +122,7 @@ def check_chain(tx: optax.GradientTransformation, params: Tree, **extra_args: ob
 
     Source: ours.
     """
-    with jax.ensure_compile_time_eval():  # also where `init` is traced
+    with checked_chain(), jax.ensure_compile_time_eval():  # also where `init` is traced
         stand_ins = _small_params(tx, params)
         intact = _traced(tx, stand_ins, extra_args).intact
         if kept := advice_on_nan(tx, stand_ins, _gradient(stand_ins), extra_args):
@@ -140,6 +142,7 @@ def check_chain(tx: optax.GradientTransformation, params: Tree, **extra_args: ob
         raise ValueError(f"check_chain: {fault.advice}")
 
 
+@checked_chain()
 def chain_fault(tx: optax.GradientTransformation, params: Tree, extra_args: Arguments) -> ChainFault | None:
     """Return the fault of a chain that stores weights; None if it has none, or stores none."""
     stand_ins = _small_params(tx, params)

@@ -16,7 +16,7 @@ from halfstep.random_words import Role, leaf_id
 from halfstep.seeds import Seed
 from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
-from halfstep_jax.link_reports import report
+from halfstep_jax.link_reports import report, say_what_is_not_checked
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
@@ -100,6 +100,7 @@ def weight_transform(
 
     def init(params):
         check_params(rule.name, params)
+        say_what_is_not_checked(rule.name)
         wide = jax.tree.map(lambda p: jnp.asarray(p).astype(jnp.float32), params) if inner else None
         first = _first_extras(rule, params)
         mark = narrowest(params)
