@@ -97,7 +97,7 @@ class Library:
         except OSError as error:
             self.problem = f"the compiler cannot be started ({error})"
             return
-        self._end = weakref.finalize(self, _clean_up, self._compiler, self._work)
+        self._end = weakref.finalize(self, _clean_up, self._compiler, self._work, os.getpid())
 
     def get(self, *, wait: bool) -> ctypes.CDLL | None:
         """Return the library if it is built; `wait` for the compiler."""
@@ -124,8 +124,10 @@ class Library:
         return self._path
 
 
-def _clean_up(compiler: subprocess.Popen, work: pathlib.Path) -> None:
+def _clean_up(compiler: subprocess.Popen, work: pathlib.Path, process: int) -> None:
     """Stop a compiler that nobody waits for, and remove its files. A loaded library stays loaded."""
+    if os.getpid() != process:  # a fork, whose parent still waits
+        return
     if compiler.poll() is None:
         compiler.kill()
         compiler.wait()
