@@ -172,6 +172,24 @@ def test_a_stack_of_matrices_is_cut_between_matrices():
         eight_by(P(None, "y"), hs.in_shard_map(tx, {"w": P(None, "y")}), (8, 6, 4))
 
 
+def test_skip_nonfinite_is_told_of_the_other_shards():
+    tx = hs.in_shard_map(hs.skip_nonfinite(hs.sgd(1.0)), {"w": P("x")})
+    with pytest.raises(
+        ValueError, match=r"skip_nonfinite: inside jax.shard_map 'w' is cut over \('x',\).*skip="
+    ):
+        eight_by(P("x"), tx)
+
+    def step(g):
+        bad = jnp.logical_not(jnp.isfinite(g["w"]).all()).astype(jnp.int32)
+        skip = jax.lax.pmax(bad, ("x",))
+        return tx.update(g, tx.init(g), g, skip=skip)[0]
+
+    g = {"w": jnp.ones((16, 4)).at[3, 0].set(jnp.nan)}
+    step = jax.jit(jax.shard_map(step, mesh=mesh(), in_specs=({"w": P("x")},), out_specs={"w": P("x")}))
+    assert not step(g)["w"].any()
+    assert (step({"w": jnp.ones((16, 4))})["w"] != 0).all()
+
+
 NORMS = {
     "lamb": lambda axis_names: hs.lamb(1e-2, max_norm=None, axis_names=axis_names),
     "clip": lambda axis_names: hs.clip_by_global_norm(1.0, axis_names=axis_names),

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.leaves import check_state, flatten_updates
+from halfstep_jax.leaves import Leaves, check_state, flatten_updates
 from halfstep_jax.numbers.schedules import next_count
+from halfstep_jax.xla.shards import shards
 
 
 class SkipNonfiniteState(NamedTuple):
@@ -41,7 +42,8 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
     them.
 
     Under `jax.jit` a sharded gradient is looked at as a whole. In `jax.shard_map` every shard would decide
-    for itself: give `skip` there, made of all shards, as by `jax.lax.pmax`.
+    for itself: give `skip` there, made of all shards, as by `jax.lax.pmax`. Without it, `in_shard_map` raises
+    for a gradient that is cut.
 
     Args:
         inner: any Optax transform: a whole chain.
@@ -49,6 +51,7 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
     Raises:
         TypeError: from `update`, if a gradient is not float32, bfloat16, float16 or float64; or whatever
             `inner` raises.
+        ValueError: from `update`, if `in_shard_map` names a gradient as cut, and `skip` is not given.
 
     Example:
         >>> from halfstep_jax import adamw
@@ -68,7 +71,10 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
     def update(updates, state, params=None, *, skip: jax.typing.ArrayLike = False, **extra_args):
         check_state("skip_nonfinite", state, SkipNonfiniteState)
-        gradients = [g for g in flatten_updates("skip_nonfinite", updates).values if g is not None]
+        leaves = flatten_updates("skip_nonfinite", updates)
+        if skip is False:
+            _refuse_shards(leaves)
+        gradients = [g for g in leaves.values if g is not None]
         ok = jnp.logical_not(jnp.asarray(skip))
         for g in gradients:
             ok = ok & jnp.isfinite(g).all()
@@ -81,3 +87,14 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
         return us, SkipNonfiniteState(in_a_row, ok, total, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _refuse_shards(leaves: Leaves) -> None:
+    """Refuse known shards: a device that leaves a step out alone would lose step with the others."""
+    for name, shard in zip(leaves.names, shards(leaves.caller, leaves.names, leaves.values), strict=True):
+        if shard is not None and shard.axes:
+            raise ValueError(
+                f"{leaves.caller}: inside jax.shard_map '{name}' is cut over {shard.axes}, and each device "
+                f"would decide alone. Pass skip=jax.lax.pmax(bad, {shard.axes}) to update, with bad 1 where "
+                "a gradient here is not finite, else 0."
+            )
