@@ -28,7 +28,11 @@ _FURTHER: tuple[Pair, ...] = (
 
 def recipe_options() -> dict[str, dict]:
     """Return the arguments of every recipe, by its name."""
-    return {name: dict(value) for name, value in vars(recipes).items() if isinstance(value, Mapping)}
+    return {
+        name: dict(value)
+        for name, value in vars(recipes).items()
+        if isinstance(value, Mapping) and name[0] != "_"
+    }
 
 
 @functools.cache
