@@ -1,6 +1,9 @@
 """`compile=`: kernels as soon as they are built, and plain steps where a compiler is missing or fails."""
 
 import logging
+import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -114,6 +117,21 @@ def test_no_step_waits_for_a_compiler_under_auto(folder, tmp_path, monkeypatch):
     run(params, optimizer, range(3))
     assert not any(optimizer._launches[None].batches[0].kernels)
     assert_same_snapshots(snapshot(optimizer), bits_after(False))
+
+
+@needs_compiler
+def test_an_interrupt_ends_the_wait_for_a_compiler_and_nothing_was_changed(folder, tmp_path, monkeypatch):
+    compiler(tmp_path, monkeypatch, f'[ "$1" = --version ] || sleep 60\nexec {build.find_cc()} "$@"')
+    params = parameters()
+    optimizer = hs.AdamW(params, lr=1e-2, compile=True)
+    give_gradients(params, 0)
+    before, start = [p.detach().clone() for _, p in params], time.monotonic()
+    main = threading.main_thread().ident
+    threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert time.monotonic() - start < 30
+    assert all(torch.equal(w, p) for w, (_, p) in zip(before, params, strict=True))
 
 
 @needs_compiler
