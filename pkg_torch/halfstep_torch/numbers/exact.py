@@ -11,10 +11,11 @@ _TAME = 2.0**126
 def is_tame(x: Tensor) -> bool:
     """Whether float32 numbers are known to be finite and far from the largest, so that checks can be skipped.
 
-    Only where seeing costs nothing: on a CPU. There a pass that makes a truth value of each
-    element takes longer than five that compute, and the two ends of an array are found in half a pass.
+    Only where seeing costs nothing: on a CPU, outside of a user's `torch.compile`. There a pass that makes a
+    truth value of each element takes longer than five that compute, and the two ends of an array are found in
+    half a pass.
     """
-    if type(x) is not Tensor or x.device.type != "cpu" or not x.numel():
+    if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu" or not x.numel():
         return False
     low, high = torch.aminmax(x)
     return -_TAME < low.item() and high.item() < _TAME
