@@ -45,6 +45,16 @@ def assert_same_snapshots(ours: list[np.ndarray], theirs: list[np.ndarray]) -> N
         np.testing.assert_array_equal(a, b, err_msg=f"array {i}")
 
 
+def assert_same_but_for_nan(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+    """Compare snapshots of bfloat16: torch's cast of a NaN has other bits in vectors."""
+    for a, b in zip(ours, theirs, strict=True):
+        if len(a) % 2 == 0:
+            a, b = (
+                np.where((x.view(np.uint16) & 0x7FFF) > 0x7F80, 0x7FC0, x.view(np.uint16)) for x in (a, b)
+            )
+        np.testing.assert_array_equal(a, b)
+
+
 SHAPES = {"a.w": (6, 5), "a.b": (5,), "scale": ()}
 
 
