@@ -41,7 +41,7 @@ def train(path: pathlib.Path, steps: int) -> str:
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    for k in range(int(now[1].count), steps):
+    for k in range(int(now[1].outer_count), steps):
         now = step(*now, k)
         hs.save_state(path, *now, tx)
         print(k + 1, flush=True)

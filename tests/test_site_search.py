@@ -20,7 +20,7 @@ DUE = {
     "install": "install/",
     "GPU": "install/#gpu",
     "TPU": "faq/#does-it-run-on-gpus-and-tpus",
-    "torch.compile": "how-to/pytorch-loop/#generated-kernels",
+    "generated kernels": "how-to/pytorch-loop/#generated-kernels",
     "weight decay": "faq/#does-weight-decay-work-in-16-bits",
     "named_parameters": "faq/#why-named_parameters",
     "huggingface": "how-to/trainer/",

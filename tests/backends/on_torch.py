@@ -5,7 +5,6 @@ import inspect
 import math
 import re
 import types
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -85,27 +84,11 @@ class TorchBackend(Backend):
     """torch, on its default device.
 
     Attributes:
-        mode: "eager" or "compile".
+        mode: "eager" or "compile": whether steps are plain, or run by kernels.
     """
 
     def __init__(self, mode: str):
         self.mode = mode
-        self._functions = {}
-
-    def _compiled(self, key: tuple, function, dynamic: bool = True):
-        """Compile a function once for all cases with the same key."""
-        if self.mode == "eager":
-            return function
-
-        def call(*args):
-            with warnings.catch_warnings():
-                # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                if key not in self._functions:
-                    self._functions[key] = torch.compile(function, dynamic=dynamic)
-                return self._functions[key](*args)
-
-        return call
 
     def fold(self, case: Case) -> dict[str, Array]:
         key = case.inputs["key"].bits
@@ -127,9 +110,8 @@ class TorchBackend(Backend):
         a = case.arguments
         words = to_torch(case.inputs["words"]) if "words" in case.inputs else None
         dtype = getattr(torch, a["dtype"], a["dtype"])
-        key = ("round_to", dtype, a["saturate"], words is None)
-        function = self._compiled(key, lambda x, words: hs.round_to(x, dtype, words, saturate=a["saturate"]))
-        return {"y": from_torch(function(to_torch(case.inputs["x"]), words), a["dtype"])}
+        y = hs.round_to(to_torch(case.inputs["x"]), dtype, words, saturate=a["saturate"])
+        return {"y": from_torch(y, a["dtype"])}
 
     def bias_correction(self, case: Case) -> dict[str, Array]:
         values = [bias_correction(scalar(case, "b"), int(t)) for t in case.inputs["count"].bits]
@@ -149,7 +131,7 @@ class TorchBackend(Backend):
                 u, _ = rule.update(u, p32, {}, (), [lambda shape: words])
             return u, apply_updates(p32, u, p.dtype)
 
-        emitted, applied = self._compiled(("apply", p.dtype), apply)(p, u, words)
+        emitted, applied = apply(p, u, words)
         return {"u": from_torch(emitted), "p": from_torch(applied)}
 
     def encode(self, case: Case) -> dict[str, Array]:
@@ -161,8 +143,7 @@ class TorchBackend(Backend):
             stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
             return stored, fmt.decode(stored, words)
 
-        key = ("encode", fmt, a["keep_nonzero"], words is None, x.shape)
-        stored, values = self._compiled(key, encode, dynamic=False)(x, words)
+        stored, values = encode(x, words)
         codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
         outputs = {
             "codes": from_torch(codes, "" if fmt.relative else a["dtype"]),
@@ -213,7 +194,7 @@ class TorchBackend(Backend):
 
     def to_unit(self, case: Case) -> dict[str, Array]:
         m, v = (to_torch(case.inputs[name]) for name in ("m", "v"))
-        return {"z": from_torch(self._compiled(("to_unit",), to_unit)(m, v))}
+        return {"z": from_torch(to_unit(m, v))}
 
     def global_norm(self, case: Case) -> dict[str, Array]:
         tensors = [to_torch(x) for _, x in sorted(case.inputs.items())]
