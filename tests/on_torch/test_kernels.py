@@ -3,6 +3,7 @@
 import functools
 import re
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -183,6 +184,24 @@ def vectorized(source: str, tmp_path) -> tuple[int, int]:
         int(x) for x in re.findall(r"kernel\.c:(\d+):\d+: optimized: +loop vectorized", report.read_text())
     }
     return len(loops & found), len(loops)
+
+
+def test_generating_source_takes_time_in_proportion_to_the_graph():
+    params = [("w", torch.nn.Parameter(torch.zeros(64, 1024, dtype=torch.bfloat16)))]
+    params[0][1].grad = torch.zeros_like(params[0][1])
+    ((stage, places, _, incoming),) = stages_of(MAKES["split16 and four_bit"](params, compile=False))
+    graph, calls = simplified(trace(stage, places, incoming)), 0
+
+    def profile(frame, event, _):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        c_source(graph)
+    finally:
+        sys.setprofile(None)
+    assert calls < 1000 * len(graph.nodes)
 
 
 # Tables of codes are looked up one by one.

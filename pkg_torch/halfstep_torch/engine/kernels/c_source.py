@@ -82,6 +82,7 @@ class _Row:
         self.phase: dict[Node, int] = {}
         for node in self.nodes:
             self.phase[node] = self._phase_of(node)
+        self._costs: dict[Node, int] = {}
         self.kept = self._kept()
         self.late = self._late()
         self.kept |= set(self.late.values())
@@ -153,9 +154,11 @@ class _Row:
         return kept
 
     def _cost(self, node: Node) -> int:
-        if node.op == "input" or self.level[node] != _ELEMENT:
-            return 0
-        return 1 + sum(map(self._cost, self.operands(node)))
+        """Return how many operations an element takes from its inputs, values of blocks and scalars."""
+        if node not in self._costs:
+            free = node.op == "input" or self.level[node] != _ELEMENT
+            self._costs[node] = 0 if free else 1 + sum(map(self._cost, self.operands(node)))
+        return self._costs[node]
 
     # The parts of the translation unit.
 
