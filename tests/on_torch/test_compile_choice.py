@@ -184,6 +184,7 @@ def test_a_damaged_library_is_deleted_and_built_again(folder, damage):
     kernel_of.cache_clear()
     assert_same_snapshots(bits_after(True), expected)
     assert trusted_files.read(library)
+    assert library.read_bytes() != broken
 
 
 @needs_compiler
