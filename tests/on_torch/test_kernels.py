@@ -165,6 +165,29 @@ def test_the_number_of_threads_changes_no_bit_of_kernels(name):
     assert_same_snapshots(runs[0], runs[2])
 
 
+class ScaleByChange(hs.Rule):
+    """The change of the gradient, in blocks with scales, and the gradient itself."""
+
+    change_dtype: object = hs.scaled("float8_e4m3fn")
+    change_rounding: str = "stochastic"
+    seed: int = 0
+    change = hs.moment()
+    last = hs.moment()
+
+    def update(self, g, p, n, m, op):
+        change = m.change.round(g - m.last.value)
+        m.last.round(g)
+        return g + change
+
+
+@needs_compiler
+def test_an_array_is_replaced_after_the_last_loop_that_reads_it():
+    # Codes need the largest magnitude of a block, so g - last is computed in two loops.
+    make = chain(ScaleByChange(), hs.scale_by_learning_rate(1e-2), hs.round_stochastically())
+    ours, theirs = (after_steps(make, compile, special=False) for compile in (True, False))
+    assert_same_snapshots(ours, theirs)
+
+
 def vectorized(source: str, tmp_path) -> tuple[int, int]:
     """Return how many loops over elements the compiler vectorizes, and how many there are."""
     text, report = tmp_path / "kernel.c", tmp_path / "report"
