@@ -29,13 +29,13 @@ from triton.compiler import ASTSource
 from triton.runtime import driver
 
 import halfstep_torch as hs
+from halfstep.kernels.graph import Graph
+from halfstep.kernels.simplify import simplified
+from halfstep.kernels.triton_source import triton_source
 from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.engine.batches import measure as measures
 from halfstep_torch.engine.kernels import triton_kernel
-from halfstep_torch.engine.kernels.graph import Graph
-from halfstep_torch.engine.kernels.simplify import simplified
 from halfstep_torch.engine.kernels.trace import trace
-from halfstep_torch.engine.kernels.triton_source import triton_source
 from halfstep_torch.engine.number_places import number_places
 from halfstep_torch.engine.step_numbers import attach_numbers
 from halfstep_torch.launch import Launch

@@ -23,6 +23,9 @@ class Role(enum.IntEnum):
 FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 """The roles that share a leaf's word, and how far below the top of it their field of 16 bits begins."""
 
+GOLDEN_RATIO = np.uint32(0x9E3779B9)
+"""The factor of the high half of an index, which is added to k1 (contract W8)."""
+
 # Random123, threefry.h, R_32x2_*: eight rotations, four to a group of rounds.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)

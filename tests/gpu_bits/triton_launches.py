@@ -15,13 +15,13 @@ import compiled_torch
 import numpy as np
 import torch
 
+from halfstep.kernels.graph import Graph
+from halfstep.kernels.simplify import simplified
+from halfstep.kernels.triton_source import ROW_FIELDS
 from halfstep_torch.engine.kernels import kernel, triton_kernel
 from halfstep_torch.engine.kernels.device_tables import CHUNK
-from halfstep_torch.engine.kernels.graph import Graph
-from halfstep_torch.engine.kernels.simplify import simplified
 from halfstep_torch.engine.kernels.trace import trace
 from halfstep_torch.engine.kernels.triton_kernel import TritonKernel
-from halfstep_torch.engine.kernels.triton_source import ROW_FIELDS, memory_of
 from ptx.approximations import Approximations
 from ptx.kernel import parse
 from ptx.launch import WARP, Launch
@@ -93,20 +93,17 @@ def _compiled(graph: Graph) -> compiled_torch.Program:
 
 def _memory(graph: Graph, tables: Sequence[torch.Tensor]) -> Memory:
     """Return the memory of the tables and of the arrays that they name, and no other."""
-    memory, arrays = Memory(), memory_of(graph)
+    memory, arrays = Memory(), graph.memory
     for table in tables:
         memory.add(table.data_ptr(), table.numpy().view(np.uint8).reshape(-1))
     for row in tables[1].reshape(-1, len(arrays) + len(ROW_FIELDS)).tolist():
         fields = dict(zip(ROW_FIELDS, row[len(arrays) :], strict=True))
         runs = fields["elements"] // fields["run"]
-        for address, (name, dtype, kind) in zip(row, arrays, strict=False):
+        for address, array in zip(row, arrays, strict=False):
             entries = fields["elements"]
-            if kind == "packed":
-                entries = runs * -(-fields["run"] // 2)
-            elif kind == "scale":
-                size = graph.width // graph.stage.arrays[name].size(graph.width)
-                entries = runs * -(-fields["run"] // size)
-            size = entries * dtype.itemsize
+            if array.shared > 1:
+                entries = runs * -(-fields["run"] // array.shared)
+            size = entries * getattr(torch, array.dtype).itemsize
             if size:
                 memory.add(address, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
     return memory

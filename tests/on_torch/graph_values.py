@@ -5,8 +5,8 @@ import operator
 import torch
 from torch import Tensor
 
+from halfstep.kernels.graph import ROWS, Graph, Node
 from halfstep_torch.engine.batches import measure
-from halfstep_torch.engine.kernels.graph import ROWS, Graph, Node
 from halfstep_torch.engine.kernels.kernel import kernel_of
 from halfstep_torch.engine.number_places import number_places
 from halfstep_torch.engine.step_numbers import attach_numbers
@@ -47,11 +47,11 @@ def values(graph: Graph, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
             firsts = inputs["index"].reshape(-1, int(size[0]))[:, :1] if name == "first" else None
             result = inputs[args[0]] if firsts is None else firsts.reshape(shape(node))
         elif node.op in ("const", "table"):
-            result = torch.tensor(args[0], dtype=node.dtype)
+            result = torch.tensor(args[0], dtype=getattr(torch, node.dtype))
         elif node.op == "cast":
-            result = args[0].to(node.dtype)
+            result = args[0].to(getattr(torch, node.dtype))
         elif node.op == "bitcast":
-            result = args[0].view(node.dtype)
+            result = args[0].view(getattr(torch, node.dtype))
         elif node.op == "view":
             result = args[0].reshape(shape(node))
         elif node.op == "expand":

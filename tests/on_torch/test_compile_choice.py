@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep.kernels import build, trusted_files
 from halfstep_torch.engine import compile_choice
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.kernels import build, trusted_files
 from halfstep_torch.engine.kernels.kernel import Kernel, kernel_of
 from halfstep_torch.say_once import say_once
 from on_torch.graph_values import kernels_of

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep.kernels import build
+from halfstep.kernels.c_source import c_source
+from halfstep.kernels.graph import NoGeneratedForm
+from halfstep.kernels.simplify import simplified
 from halfstep_torch.distributed.window import Window
-from halfstep_torch.engine.kernels import build
-from halfstep_torch.engine.kernels.c_source import c_source
-from halfstep_torch.engine.kernels.graph import NoGeneratedForm
-from halfstep_torch.engine.kernels.simplify import simplified
 from halfstep_torch.engine.kernels.tables import row_of
 from halfstep_torch.engine.kernels.trace import trace
 from halfstep_torch.engine.number_places import flat

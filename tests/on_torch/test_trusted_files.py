@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from halfstep_torch.engine.kernels import trusted_files
+from halfstep.kernels import trusted_files
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
 

@@ -9,7 +9,7 @@ import pytest
 import halfstep.__main__ as command
 import halfstep_jax.machine
 import halfstep_torch.report.machine
-from halfstep_torch.engine.kernels.build import find_cc
+from halfstep.kernels.build import find_cc
 
 MACHINES = (halfstep_jax.machine, halfstep_torch.report.machine)
 

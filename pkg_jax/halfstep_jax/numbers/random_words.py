@@ -15,7 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep.random_words import FIELD_SHIFTS, in_range, leaf_number, mix, threefry2x32, word_role
+from halfstep.random_words import (
+    FIELD_SHIFTS,
+    GOLDEN_RATIO,
+    in_range,
+    leaf_number,
+    mix,
+    threefry2x32,
+    word_role,
+)
 from halfstep.storage.blocks import BlockSize, block_layout
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.arrays import JaxArrays
@@ -23,7 +31,6 @@ from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.xla.exact import opaque_zero
 from halfstep_jax.xla.shards import Shard, vary_together, whole_shape
 
-_GOLDEN_RATIO = np.uint32(0x9E3779B9)
 _LOW_HALF = np.uint32(0xFFFF)
 
 
@@ -211,7 +218,7 @@ def _element(table: jax.Array, row: int, column: jax.Array) -> jax.Array:
 def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     """Return the words of elements, given their shape, offset and shard: what `_index` asks for."""
     hi, lo = _index(*elements)
-    k1 = k1 if hi is None else k1 + _GOLDEN_RATIO * hi
+    k1 = k1 if hi is None else k1 + GOLDEN_RATIO * hi
     mixed = mix(JaxArrays(), lax.bitcast_convert_type(lo * k0 + k1, jnp.int32))
     return lax.bitcast_convert_type(mixed, jnp.uint32)
 
@@ -227,7 +234,7 @@ def _block_words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     power = block > 0 and block & (block - 1) == 0
     within = within & np.uint32(block - 1) if power else within % np.uint32(max(block, 1))
     if hi is not None:
-        k1 = k1 + _GOLDEN_RATIO * (hi - (lo < within).astype(jnp.uint32))
+        k1 = k1 + GOLDEN_RATIO * (hi - (lo < within).astype(jnp.uint32))
     return (lo - within) * k0 + k1
 
 

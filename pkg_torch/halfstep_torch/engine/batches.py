@@ -11,11 +11,12 @@ from torch import Tensor
 
 from halfstep.arrays import Array
 from halfstep.hyperparameters import Values
+from halfstep.kernels.c_driver import FIELDS
 from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.kernels.kernel import Kernel
-from halfstep_torch.engine.kernels.tables import FIELDS, row_of
+from halfstep_torch.engine.kernels.tables import row_of
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.number_places import flat
 from halfstep_torch.engine.plan import Plan

@@ -2,7 +2,7 @@
 
 import torch
 
-from halfstep_torch.engine.kernels.build import find_cc
+from halfstep.kernels.build import find_cc
 from halfstep_torch.engine.kernels.kernel import Kernel
 from halfstep_torch.engine.kernels.triton_kernel import triton_version
 from halfstep_torch.say_once import say_once

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.random_words import GOLDEN_RATIO
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import GOLDEN_RATIO, as_int32, mixed_words
+from halfstep_torch.numbers.random_words import as_int32, mixed_words
 from halfstep_torch.numbers.rounding import round_value
 
 _WIDTH = 256

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from halfstep.hyperparameters import Values
+from halfstep.random_words import GOLDEN_RATIO
 from halfstep_torch.engine.stage import Stage
-from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 
 # Elements of a piece: on a CPU, the temporaries of a piece must stay in a cache.
 _PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 24

@@ -12,11 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.random_words import FIELD_SHIFTS, in_range, leaf_number, mix, threefry2x32, word_role
+from halfstep.random_words import (
+    FIELD_SHIFTS,
+    GOLDEN_RATIO,
+    in_range,
+    leaf_number,
+    mix,
+    threefry2x32,
+    word_role,
+)
 from halfstep_torch.numbers.arrays import XP, TorchArrays
 from halfstep_torch.numbers.seeds import Seed, as_seed
 
-GOLDEN_RATIO = np.uint32(0x9E3779B9)
 # Up to so many elements torch takes one thread.
 _ONE_THREAD = 1 << 15
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from halfstep.hyperparameters import Arguments
-from halfstep_torch.engine.kernels.build import find_cc, folder
+from halfstep.kernels.build import find_cc, folder
 from halfstep_torch.rules.adam import AdamW
 
 MODES = ("plain steps", *(["kernels"] if find_cc() else []))

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from halfstep import rule_check
+from halfstep.kernels.build import find_cc
 from halfstep.rule import Rule
 from halfstep.rule_check import Answer, Question
-from halfstep_torch.engine.kernels.build import find_cc
 from halfstep_torch.links.chain import chain
 from halfstep_torch.links.dry_run import bare_update
 from halfstep_torch.links.link import ParamInfo, as_link

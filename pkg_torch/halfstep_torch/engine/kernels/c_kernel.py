@@ -1,14 +1,16 @@
 """A kernel on a CPU: its C library, and one call that updates all parameters of a table."""
 
 import ctypes
+import functools
+import pathlib
 
 import numpy as np
 import torch
 
-from halfstep_torch.engine.kernels.build import Library, openmp_team
-from halfstep_torch.engine.kernels.c_source import c_source
-from halfstep_torch.engine.kernels.graph import Graph
-from halfstep_torch.engine.kernels.tables import FIELDS
+from halfstep.kernels.build import Library
+from halfstep.kernels.c_driver import FIELDS
+from halfstep.kernels.c_source import c_source
+from halfstep.kernels.graph import Graph
 
 _ARGUMENTS = [
     ctypes.c_int64,
@@ -50,5 +52,18 @@ class CKernel:
         self._step(
             len(table), table.ctypes.data, keys.ctypes.data, numbers.ctypes.data,
             None if which is None else which.ctypes.data, numbers.shape[-1],
-            int(table[:, FIELDS.index("elements")].sum()), torch.get_num_threads(), openmp_team(),
+            int(table[:, FIELDS.index("elements")].sum()), torch.get_num_threads(), _openmp_team(),
         )  # fmt: skip
+
+
+@functools.cache
+def _openmp_team() -> ctypes.c_void_p | None:
+    """Return the function of PyTorch's OpenMP library that runs a team of threads, if it is GNU's."""
+    try:
+        lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if "libgomp" in line:
+            return ctypes.cast(ctypes.CDLL(line.split()[-1]).GOMP_parallel, ctypes.c_void_p)
+    return None

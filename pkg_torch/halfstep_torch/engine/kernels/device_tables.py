@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from halfstep.kernels.c_driver import FIELDS
+from halfstep.kernels.graph import Graph
+from halfstep.kernels.triton_source import ROW_FIELDS, VECTOR
 from halfstep_torch.distributed.window import Window
-from halfstep_torch.engine.kernels.graph import Graph
-from halfstep_torch.engine.kernels.tables import FIELDS
-from halfstep_torch.engine.kernels.triton_source import ROW_FIELDS, VECTOR, memory_of
 from halfstep_torch.engine.stage import Stage
 
 CHUNK = 1 << 13
@@ -22,10 +22,10 @@ class DeviceTables:
 
     def __init__(self, graph: Graph, stage: Stage, table: np.ndarray) -> None:
         """Make the tables of a graph, which may have longer blocks than the stage that it was made for."""
-        self._changing = [i for i, (name, *_) in enumerate(memory_of(graph)) if name in ("g", "u")]
+        self._changing = [i for i, x in enumerate(graph.memory) if x.name in ("g", "u")]
         self.rows = _rows(graph, stage, table)
         self.chunks = _chunks(graph, self.rows)
-        self._aligned = len(memory_of(graph)) + ROW_FIELDS.index("aligned")
+        self._aligned = len(graph.memory) + ROW_FIELDS.index("aligned")
         self._fast = self.rows[:, self._aligned] > 0
 
     def write_rows(self, table: np.ndarray, out: np.ndarray) -> None:
@@ -56,15 +56,15 @@ def takes(graph: Graph, stage: Stage, window: Window) -> bool:
 
 
 def _rows(graph: Graph, stage: Stage, table: np.ndarray) -> np.ndarray:
-    memory, width = memory_of(graph), graph.width
+    memory, width = graph.memory, graph.width
     addresses = table[:, len(FIELDS) :]
     given = dict(zip(FIELDS, table.T, strict=False))
     elements = given["elements"]
     # A block that was lengthened to a power of two is a run with one short block.
     run = np.where(given["run"] > 0, given["run"], elements if stage.width == width else stage.width)
-    whole = (run % width == 0) | (run == elements) if graph.stage.blocks else np.ones(len(table), bool)
+    whole = (run % width == 0) | (run == elements) if graph.cuts else np.ones(len(table), bool)
     # The fast body reads whole vectors of weights and state; gradients and scales may begin anywhere.
-    wide = [i for i, (name, _, kind) in enumerate(memory) if name not in ("g", "u") and kind != "scale"]
+    wide = [i for i, x in enumerate(memory) if x.name not in ("g", "u") and x.kind != "scale"]
     fast = whole & (given["window_skip"] == 0) & (addresses[:, wide] % VECTOR == 0).all(1)
     fields = given | {
         "aligned": 2 * fast,
@@ -76,7 +76,7 @@ def _rows(graph: Graph, stage: Stage, table: np.ndarray) -> np.ndarray:
 
 def _chunks(graph: Graph, rows: np.ndarray) -> np.ndarray:
     elements, _, _, run, blocks, *_ = rows.T[-len(ROW_FIELDS) :]
-    lengths = elements // run * blocks * graph.width if graph.stage.blocks else elements
+    lengths = elements // run * blocks * graph.width if graph.cuts else elements
     counts = -(-lengths // CHUNK)
     params = np.repeat(np.arange(len(rows)), counts)
     numbers = np.arange(len(params)) - np.repeat(np.cumsum(counts) - counts, counts)

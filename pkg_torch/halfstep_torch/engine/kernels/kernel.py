@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from halfstep.hyperparameters import Values
+from halfstep.kernels.c_driver import FIELDS
+from halfstep.kernels.graph import NoGeneratedForm
+from halfstep.kernels.simplify import simplified
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.kernels.c_kernel import CKernel
-from halfstep_torch.engine.kernels.graph import NoGeneratedForm
-from halfstep_torch.engine.kernels.simplify import simplified
-from halfstep_torch.engine.kernels.tables import FIELDS
 from halfstep_torch.engine.kernels.trace import trace
 from halfstep_torch.engine.kernels.triton_kernel import TritonKernel, in_powers_of_two
 from halfstep_torch.engine.number_places import flat, unflat

@@ -1,4 +1,4 @@
-"""The table of a kernel's call: a row of int64 for each parameter."""
+"""The rows of a kernel's table (`halfstep.kernels.c_driver.FIELDS`)."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,6 @@ from torch import Tensor
 
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.stage import Stage
-
-FIELDS = ("elements", "run", "first", "window_run", "window_skip")
-"""The fields of a row before its addresses.
-
-elements: of the parameter here. run: elements of a run whose last block is short, or 0. first: the row-major
-index of the first element. window_run, window_skip: elements that are contiguous in the whole array, and how
-many elements of the array follow before the next run.
-"""
 
 
 def row_of(stage: Stage, window: Window, arrays: Sequence[Tensor]) -> list[int]:

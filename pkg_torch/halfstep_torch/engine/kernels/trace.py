@@ -1,5 +1,6 @@
 """Tracing a stage: `Stage.run` runs once on tensors without memory, and each operation becomes a node."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.hyperparameters import Values
-from halfstep_torch.engine.kernels.graph import ROWS, Graph, Node, NoGeneratedForm
+from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm, RowArray, is_float
 from halfstep_torch.engine.number_places import flat, unflat
 from halfstep_torch.engine.stage import Stage
 
@@ -38,11 +39,11 @@ _FILLED = {
     "new_empty": 0,
 }
 _NARROWER = {
-    torch.float32: (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2),
-    torch.float64: (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2),
-    torch.int16: (torch.uint8, torch.int8),
-    torch.int32: (torch.uint8, torch.int8, torch.int16),
-    torch.int64: (torch.uint8, torch.int8, torch.int16, torch.int32),
+    "float32": ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
+    "float64": ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
+    "int16": ("uint8", "int8"),
+    "int32": ("uint8", "int8", "int16"),
+    "int64": ("uint8", "int8", "int16", "int32"),
 }
 """Of each dtype the dtypes all of whose numbers it holds."""
 
@@ -81,8 +82,44 @@ def trace(stage: Stage, places: Values, grad_dtype: torch.dtype) -> Graph:
     with tracer:
         out, new = stage.run(p, g, state, unflat(places, numbers), stage.row_words(lambda: index, keys))
         outputs = {"p" if stage.applies else "u": tracer.of(out)}
-        outputs |= {name: tracer.cast(tracer.of(array), state[name].dtype) for name, array in new.items()}
-    return Graph(tracer.nodes, outputs, stage, grad_dtype, width, len(numbers), len(keys))
+        outputs |= {
+            name: tracer.cast(tracer.of(array), dtype_name(state[name].dtype)) for name, array in new.items()
+        }
+    cuts = tuple(blocks.size for blocks in stage.blocks)
+    memory = _memory(stage, grad_dtype)
+    return Graph(
+        tracer.nodes, outputs, memory, cuts, width, len(numbers), len(keys), _second_keys(stage.roles)
+    )
+
+
+def _memory(stage: Stage, grad_dtype: torch.dtype) -> tuple[RowArray, ...]:
+    """Return the arrays of a parameter, in the order of a kernel's table."""
+    arrays = [RowArray("p", dtype_name(stage.dtype)), RowArray("g", dtype_name(grad_dtype))]
+    if not stage.applies:
+        arrays.append(RowArray("u", "float32"))
+    for name, spec in stage.arrays.items():
+        form = ("element", 1)
+        if spec.scale_of is not None:
+            form = ("scale", stage.width // spec.size(stage.width))
+        elif spec.packed_of is not None:
+            form = ("packed", 2)
+        arrays.append(RowArray(name, dtype_name(spec.dtype), *form))
+    return tuple(arrays)
+
+
+def _second_keys(streams: Sequence[Sequence[int]]) -> frozenset[int]:
+    """Return the columns of keys that are a k1, given the roles of each stream."""
+    seconds, place = set(), 0
+    for roles in streams:
+        seconds |= set(range(place + 1, place + 1 + len(roles)))
+        place += 1 + len(roles)
+    return frozenset(seconds)
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, as a graph has it."""
+    return str(dtype).removeprefix("torch.")
 
 
 class _Tracer(TorchDispatchMode):
@@ -97,7 +134,7 @@ class _Tracer(TorchDispatchMode):
 
     def node(self, op: str, args: tuple, like: Tensor | tuple, axes: tuple = ()) -> Node:
         """Return the node of an operation; `like` has its shape and dtype, or is both."""
-        shape, dtype = like if isinstance(like, tuple) else (tuple(like.shape), like.dtype)
+        shape, dtype = like if isinstance(like, tuple) else (tuple(like.shape), dtype_name(like.dtype))
         parts = tuple(id(x) if isinstance(x, Node) else repr(x) for x in args)
         key = (op, parts, shape, dtype, axes)
         if key not in self._known:
@@ -149,10 +186,10 @@ class _Tracer(TorchDispatchMode):
             return self._part(name, args, out)
         of: dict[str, Callable[[], Node]] = {
             "where": lambda: self.node(
-                "where", (self.of(args[0]), *self._promoted(args[1:], out.dtype)), out
+                "where", (self.of(args[0]), *self._promoted(args[1:], dtype_name(out.dtype))), out
             ),
-            "_to_copy": lambda: self.cast(self.of(args[0]), out.dtype),
-            "copy": lambda: self.cast(self.of(args[1]), out.dtype),
+            "_to_copy": lambda: self.cast(self.of(args[0]), dtype_name(out.dtype)),
+            "copy": lambda: self.cast(self.of(args[1]), dtype_name(out.dtype)),
             "_unsafe_index": lambda: self.node("take", (self.of(args[0]), *map(self.of, args[1])), out),
             "index": lambda: self.node("take", (self.of(args[0]), *map(self.of, args[1])), out),
             "constant_pad_nd": lambda: self.node("pad", (self.of(args[0]), *map(repr, args[1:])), out),
@@ -180,16 +217,14 @@ class _Tracer(TorchDispatchMode):
         op, operands = _SAME.get(name, "sub"), args[::-1] if name == "rsub" else args
         return self.node(op, tuple(self._promoted(operands, _computed_in(op, args, out))), out)
 
-    def _promoted(self, operands: Operands, dtype: torch.dtype) -> list:
+    def _promoted(self, operands: Operands, dtype: str) -> list:
         """Return operands in the dtype that the operation computes in."""
         made = []
         for x in map(self.of, operands):
             if isinstance(x, Node):
                 made.append(self.cast(x, dtype))
             else:
-                made.append(
-                    float(x) if dtype.is_floating_point else bool(x) if dtype == torch.bool else int(x)
-                )
+                made.append(float(x) if is_float(dtype) else bool(x) if dtype == "bool" else int(x))
         return made
 
     def _clamp(self, name: str, args: Operands, kwargs: dict, out: Tensor) -> Node:
@@ -198,19 +233,20 @@ class _Tracer(TorchDispatchMode):
         x = self.of(args[0])
         for op, bound in zip(("maximum", "minimum"), bounds, strict=True):
             if bound is not None:
-                x = self.node(op, (x, *self._promoted([bound], out.dtype)), out)
+                x = self.node(op, (x, *self._promoted([bound], dtype_name(out.dtype))), out)
         return x
 
     def _filled(self, name: str, args: Operands, out: Tensor) -> Node:
         value: Operand = _FILLED.get(name, args[0] if name == "scalar_tensor" else args[-1])
         node = self.of(value)
         value = node.args[0] if isinstance(node, Node) else value
-        return self.node("const", (float(value) if out.dtype.is_floating_point else value,), ((), out.dtype))
+        dtype = dtype_name(out.dtype)
+        return self.node("const", (float(value) if is_float(dtype) else value,), ((), dtype))
 
     def _part(self, name: str, args: Operands, out: Tensor) -> Node:
         x = self.of(args[0])
         if name == "view" and isinstance(args[1], torch.dtype):
-            return x if x.dtype == args[1] else self.node("bitcast", (x,), out)
+            return x if x.dtype == dtype_name(args[1]) else self.node("bitcast", (x,), out)
         if tuple(out.shape) == x.shape or x.op == "const":
             return x
         if name in _VIEWS:
@@ -222,7 +258,7 @@ class _Tracer(TorchDispatchMode):
             return self.node("slice", (x, axis, start or 0, stop, step or 1), out)
         size = args[3] if name == "narrow" else 1
         shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
-        node = self.node("slice", (x, axis, args[2], args[2] + size, 1), (shape, out.dtype))
+        node = self.node("slice", (x, axis, args[2], args[2] + size, 1), (shape, x.dtype))
         return node if shape == tuple(out.shape) else self.node("view", (node,), out)
 
     def _reduced(self, op: str, args: Operands, out: Tensor) -> Node:
@@ -235,27 +271,27 @@ class _Tracer(TorchDispatchMode):
     def _is_finite(self, x: Node, out: Tensor) -> Node:
         return self.node("lt", (self.node("abs", (x,), (x.shape, x.dtype)), math.inf), out)
 
-    def cast(self, x: Node, dtype: torch.dtype) -> Node:
+    def cast(self, x: Node, dtype: str) -> Node:
         """Return a node in another dtype, without casts that change no number."""
         if x.dtype == dtype:
             return x
         if x.op == "const":
-            value = float(x.args[0]) if dtype.is_floating_point else int(x.args[0])
+            value = float(x.args[0]) if is_float(dtype) else int(x.args[0])
             return self.node("const", (value,), (x.shape, dtype))
         if x.op == "cast":
             (inner,) = x.args
             if inner.dtype == dtype and dtype in _NARROWER.get(x.dtype, ()):  # widened, and back
                 return inner
-        if dtype == torch.float32 and x.op == "sqrt" and x.dtype == torch.float64:
+        if dtype == "float32" and x.op == "sqrt" and x.dtype == "float64":
             (inner,) = x.args  # the float64 root of a float32, rounded to float32, is the float32 root
-            if inner.op == "cast" and inner.args[0].dtype == torch.float32:
-                return self.node("sqrt", inner.args, (x.shape, torch.float32))
+            if inner.op == "cast" and inner.args[0].dtype == "float32":
+                return self.node("sqrt", inner.args, (x.shape, "float32"))
         return self.node("cast", (x,), (x.shape, dtype))
 
 
-def _computed_in(op: str, args: Operands, out: Tensor) -> torch.dtype:
+def _computed_in(op: str, args: Operands, out: Tensor) -> str:
     """Return the dtype in which an operation computes: of a comparison, the common one of its operands."""
     if op not in _COMPARISONS:
-        return out.dtype
+        return dtype_name(out.dtype)
     first, second = args
-    return torch.result_type(first, second)
+    return dtype_name(torch.result_type(first, second))

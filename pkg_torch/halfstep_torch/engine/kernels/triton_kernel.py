@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.kernels.graph import Graph, NoGeneratedForm
+from halfstep.kernels.triton_source import triton_source
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.kernels.device_tables import CHUNK, DeviceTables, takes
-from halfstep_torch.engine.kernels.graph import Graph, NoGeneratedForm
-from halfstep_torch.engine.kernels.triton_source import triton_source
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.formats import with_blocks
@@ -134,7 +134,7 @@ def _on(device: torch.device) -> Untyped:
 
 def sizes_of(graph: Graph) -> dict[str, int]:
     """Return how many elements the two bodies of a kernel update at once."""
-    width = graph.width if graph.stage.blocks else 1
+    width = graph.width if graph.cuts else 1
     return {"BLOCK": max(_BLOCK, width), "REST": max(32 * _WARPS, width)}
 
 

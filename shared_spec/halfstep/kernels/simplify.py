@@ -4,9 +4,7 @@ import math
 import struct
 from collections.abc import Callable
 
-import torch
-
-from halfstep_torch.engine.kernels.graph import Graph, Node, NoGeneratedForm
+from halfstep.kernels.graph import Graph, Node, NoGeneratedForm
 
 _ELEMENTWISE = frozenset(
     "add sub mul div neg abs sign sqrt floor round minimum maximum where and or xor not shl shr lsr "
@@ -54,13 +52,13 @@ def _codes_in_pairs(graph: Graph) -> None:
             return node.args[0].args[0]
         if node.op == "or" and (source := _source_of_pack(node)) is not None:
             source = source.args[0] if source.op == "view" else source
-            return Node("pack4", (source,), (*source.shape[:-1], source.shape[-1] // 2), torch.uint8)
+            return Node("pack4", (source,), (*source.shape[:-1], source.shape[-1] // 2), "uint8")
         if node.op == "stack" and len(node.args) == 2:
             low, high = node.args
             source = low.args[0]
             if (low.op, low.args[1:]) == ("and", (15,)) and (high.op, high.args) == ("shr", (source, 4)):
                 source = source.args[0] if source.op == "view" else source
-                return Node("unpack4", (source,), (*source.shape[:-1], 2 * source.shape[-1]), torch.uint8)
+                return Node("unpack4", (source,), (*source.shape[:-1], 2 * source.shape[-1]), "uint8")
         return None
 
     _replace(graph, becomes)
@@ -88,7 +86,7 @@ def _logical_shifts(graph: Graph) -> None:
 
     def becomes(node: Node) -> Node | None:
         shift, mask = node.args if node.op == "and" else (None, None)
-        if not isinstance(shift, Node) or shift.op != "shr" or shift.dtype != torch.int32:
+        if not isinstance(shift, Node) or shift.op != "shr" or shift.dtype != "int32":
             return None
         x, by = shift.args
         if not isinstance(by, int) or mask != (1 << (32 - by)) - 1:
@@ -143,11 +141,9 @@ def _exact_casts(graph: Graph) -> None:
         if node.op != "cast" or not isinstance(node.args[0], Node):
             return None
         (source,) = node.args
-        if node.dtype == torch.bfloat16 and source.dtype == torch.float32:
+        if node.dtype == "bfloat16" and source.dtype == "float32":
             node.exact = _low_half_is_zero(source)
-        return (
-            source.args[0] if node.dtype == torch.float32 and source.op == "cast" and source.exact else None
-        )
+        return source.args[0] if node.dtype == "float32" and source.op == "cast" and source.exact else None
 
     _replace(graph, becomes)
 
@@ -164,10 +160,10 @@ def _low_half_is_zero(x: Node | float, depth: int = 8) -> bool:
         return any(known)
     if x.op in ("or", "xor", "bitcast", "const"):
         return all(known)
-    if x.op in ("add", "sub", "minimum", "maximum") and x.dtype == torch.int32:
+    if x.op in ("add", "sub", "minimum", "maximum") and x.dtype == "int32":
         return all(known)
     if x.op == "where":
         return all(known[1:])
     if x.op == "shl":
         return isinstance(x.args[1], int) and x.args[1] >= 16
-    return x.op == "cast" and x.dtype == torch.float32 and x.args[0].dtype == torch.bfloat16
+    return x.op == "cast" and x.dtype == "float32" and x.args[0].dtype == "bfloat16"

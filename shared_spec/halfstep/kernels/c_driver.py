@@ -1,7 +1,7 @@
 """The driver of a kernel in C: it divides the parameters of a table into rows and threads.
 
-The threads are PyTorch's own: the caller passes the function of its OpenMP library that runs a team. Each
-takes an equal share of the elements, and no bit depends on their number.
+The threads are the caller's: it passes a function that runs a team. Each thread takes an equal share of the
+elements, and no bit depends on their number.
 
 What remains of a parameter after whole rows goes through arrays on the stack, filled up with zeros, so that
 every loop has a constant or a vectorized length. A row never crosses the end of a run of the window, nor a
@@ -10,10 +10,16 @@ multiple of 2^32 of the index (contract W8).
 
 from collections.abc import Sequence
 
-from halfstep_torch.engine.kernels.graph import Graph, Node
-from halfstep_torch.engine.kernels.tables import FIELDS
-from halfstep_torch.numbers.random_words import GOLDEN_RATIO
+from halfstep.kernels.graph import Graph, Node
+from halfstep.random_words import GOLDEN_RATIO
 
+FIELDS = ("elements", "run", "first", "window_run", "window_skip")
+"""The fields of a row of the table before its addresses: int64, a row for each parameter.
+
+elements: of the parameter here. run: elements of a run whose last block is short, or 0. first: the row-major
+index of the first element. window_run, window_skip: elements that are contiguous in the whole array, and how
+many elements of the array follow before the next run.
+"""
 LANES = 16
 """Elements that a loop without blocks updates at once."""
 
@@ -72,7 +78,7 @@ void step(i64 params, const i64 *table, const u32 *keys, const float *numbers, c
 
 def c_driver(graph: Graph, arrays: Sequence[Array], scalars: Sequence[Node]) -> str:
     """Return the source of `step`, given the arrays and the scalars that `row` takes."""
-    cut, width = bool(graph.stage.blocks), graph.width if graph.stage.blocks else LANES
+    cut, width = bool(graph.cuts), graph.width if graph.cuts else LANES
     unit = f"entry[1] ? entry[1] : {width}" if cut else "64"
     values = "".join(f", {_value(x, graph.second_keys)}" for x in scalars)
     piece = (_block if cut else _span)(arrays, width, values)
@@ -85,7 +91,7 @@ def variable(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name) + "_at"
 
 
-def _value(node: Node, second_keys: set[int]) -> str:
+def _value(node: Node, second_keys: frozenset[int]) -> str:
     """Return a number or a key of the parameter. The high half of the index is added to each k1."""
     kind, i = node.args[0].split(".")
     if kind == "number":

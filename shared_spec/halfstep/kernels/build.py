@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import weakref
 
-from halfstep_torch.engine.kernels import trusted_files
+from halfstep.kernels import trusted_files
 
 FOLDER = "HALFSTEP_KERNELS"
 """The environment variable that names the folder of libraries. If it is empty, none is kept."""
@@ -143,16 +143,3 @@ def _processor() -> str:
         return f"{platform.machine()} {platform.processor()} {platform.node()}"
     features = (line for line in lines if line.startswith(("flags", "Features")))
     return f"{platform.machine()} {next(features, '')}"
-
-
-@functools.cache
-def openmp_team() -> ctypes.c_void_p | None:
-    """Return the function of PyTorch's OpenMP library that runs a team of threads, if it is GNU's."""
-    try:
-        lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if "libgomp" in line:
-            return ctypes.cast(ctypes.CDLL(line.split()[-1]).GOMP_parallel, ctypes.c_void_p)
-    return None

@@ -1,7 +1,7 @@
-"""The graph of a stage: elementwise operations in order, from which a generator writes a kernel.
+"""The graph of a step: elementwise operations in order, from which a generator writes a kernel.
 
-Shapes. The stage is traced on ROWS rows of `width` elements. A row is one block of the coarsest cut, if
-formats have blocks. ROWS is a prime, so it can be found in every shape:
+Shapes. The step of a parameter is traced on ROWS rows of `width` elements. A row is one block of the coarsest
+cut, if formats have blocks. ROWS is a prime, so it can be found in every shape:
 
     (ROWS, width)            elements
     (ROWS, width // 2)       bytes of two 4-bit codes
@@ -11,16 +11,16 @@ formats have blocks. ROWS is a prime, so it can be found in every shape:
 
 Inputs, by name:
 
-    p, g        weights; their gradient, or the float32 update of the stage before
-    NAME        a state array, as `stage.arrays` names it
+    p, g        weights; their gradient, or the float32 update of a step before
+    NAME        a state array, as `Graph.memory` names it
     index       int32, the low half of each element's row-major index
     first.SIZE  int32, the same of the first element of each block of SIZE elements
     number.i    float32, the i-th number of the step
     key.i       int32, the i-th column of the keys of random words. A kernel adds the high half of the index,
                 times the golden ratio, to every k1 (contract W8).
 
-Outputs, by name: p, or u for the float32 update of a stage that does not change the weights, and state
-arrays.
+Outputs, by name: p, or u for the float32 update of a step that does not change the weights, and state
+arrays. Dtypes are named as NumPy and ml_dtypes name them.
 
 Operations round once each, integers wrap, and NaN passes through `minimum` and `maximum`:
 
@@ -41,11 +41,12 @@ Operands are nodes or numbers. Numbers are floats if the operation is on floats,
 import dataclasses
 from collections.abc import Iterable
 
-import torch
-
-from halfstep_torch.engine.stage import Stage
-
 ROWS = 7
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a dtype is one of floats."""
+    return dtype.startswith(("float", "bfloat"))
 
 
 class NoGeneratedForm(Exception):
@@ -69,7 +70,7 @@ class Node:
     op: str
     args: tuple
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: str
     axes: tuple[int, ...] = ()
     name: str = ""
     exact: bool = False
@@ -82,31 +83,49 @@ class Node:
     def __repr__(self) -> str:
         args = ", ".join(x.name if isinstance(x, Node) else repr(x) for x in self.args)
         axes = f" along {self.axes}" if self.axes else ""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.name}: {dtype}{list(self.shape)} = {self.op}({args}){axes}"
+        return f"{self.name}: {self.dtype}{list(self.shape)} = {self.op}({args}){axes}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RowArray:
+    """An array of a parameter in memory.
+
+    Attributes:
+        name: of an input or output of the graph.
+        dtype: of its entries.
+        kind: "element", "packed" for two codes in a byte, or "scale" for one entry in a block.
+        shared: how many elements share an entry.
+    """
+
+    name: str
+    dtype: str
+    kind: str = "element"
+    shared: int = 1
 
 
 @dataclasses.dataclass(eq=False)
 class Graph:
-    """The operations of a stage.
+    """The operations of a step.
 
     Attributes:
         nodes: in the order of execution. Only nodes that an output reads.
         outputs: by name.
-        stage: that was traced.
-        grad_dtype: of the input g.
+        memory: the arrays of a parameter in a kernel's order: p, g, u if it is an output, and state arrays.
+        cuts: the distinct lengths of blocks, the coarsest first.
         width: elements of a row.
         numbers: how many numbers a step has.
         keys: how many columns the keys of random words have.
+        second_keys: the columns that are a k1.
     """
 
     nodes: list[Node]
     outputs: dict[str, Node]
-    stage: Stage
-    grad_dtype: torch.dtype
+    memory: tuple[RowArray, ...]
+    cuts: tuple[int, ...]
     width: int
     numbers: int
     keys: int
+    second_keys: frozenset[int]
 
     def __post_init__(self) -> None:
         self.replace(self.nodes, self.outputs)
@@ -128,15 +147,6 @@ class Graph:
     def inputs(self) -> dict[str, Node]:
         """The inputs that are read, by name."""
         return {node.args[0]: node for node in self.nodes if node.op == "input"}
-
-    @property
-    def second_keys(self) -> set[int]:
-        """The columns of keys that are a k1."""
-        seconds, place = set(), 0
-        for roles in self.stage.roles:
-            seconds |= set(range(place + 1, place + 1 + len(roles)))
-            place += 1 + len(roles)
-        return seconds
 
     def __repr__(self) -> str:
         lines = [repr(node) for node in self.nodes]

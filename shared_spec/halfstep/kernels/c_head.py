@@ -1,11 +1,9 @@
 """The head of a kernel in C: its types, and the conversions and roundings that C has no operator for."""
 
-import torch
-
 TYPES = {
-    torch.float32: "float", torch.int32: "i32", torch.uint8: "u8", torch.bool: "bool", torch.bfloat16: "u16",
-    torch.int16: "i16", torch.float16: "_Float16", torch.int64: "i64", torch.int8: "i8",
-    torch.float8_e4m3fn: "u8", torch.float8_e5m2: "u8",
+    "float32": "float", "int32": "i32", "uint8": "u8", "bool": "bool", "bfloat16": "u16",
+    "int16": "i16", "float16": "_Float16", "int64": "i64", "int8": "i8",
+    "float8_e4m3fn": "u8", "float8_e5m2": "u8",
 }  # fmt: skip
 HEAD = r"""
 #include <math.h>

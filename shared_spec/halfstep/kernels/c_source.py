@@ -1,8 +1,8 @@
-"""The C source of a kernel, generated from the graph of a stage.
+"""The C source of a kernel, generated from a graph.
 
-`c_source` returns a translation unit whose function `step` updates all parameters of a table (`tables.py`).
-The function `row`, which is generated here, updates elements that are contiguous in memory and in the whole
-array. The driver (`c_driver.py`) divides the table into rows.
+`c_source` returns a translation unit whose function `step` updates all parameters of a table. The function
+`row`, which is generated here, updates elements that are contiguous in memory and in the whole array. The
+driver (`c_driver.py`) divides the table into rows.
 
 Without blocks a row has any length, and its loop runs over a multiple of LANES elements. With blocks a row is
 one block of the coarsest cut. Values that are read after a maximum over a block are kept on the stack.
@@ -21,11 +21,9 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
-
-from halfstep_torch.engine.kernels.c_driver import LANES, c_driver, variable
-from halfstep_torch.engine.kernels.c_head import HEAD, TYPES
-from halfstep_torch.engine.kernels.graph import ROWS, Graph, Node, NoGeneratedForm
+from halfstep.kernels.c_driver import LANES, c_driver, variable
+from halfstep.kernels.c_head import HEAD, TYPES
+from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm, is_float
 
 _FORMS = {
     "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})", "neg": "(-{0})",
@@ -36,9 +34,9 @@ _FORMS = {
     "take": "{0}[{1}]",
 }  # fmt: skip
 _CONVERTED = {
-    torch.bfloat16: "bfloat16",
-    torch.float8_e4m3fn: "float8_e4m3fn",
-    torch.float8_e5m2: "float8_e5m2",
+    "bfloat16": "bfloat16",
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
 }
 _ELEMENT, _BYTE, _SCALAR = "element", "byte", "scalar"
 _AGAIN = 6
@@ -69,8 +67,7 @@ class _Row:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.width, self.cut = graph, graph.width, bool(graph.stage.blocks)
-        self.memory = ["p", "g", *(["u"] if "u" in graph.outputs else []), *graph.stage.arrays]
+        self.graph, self.width, self.cut = graph, graph.width, bool(graph.cuts)
         self.nodes = [node for node in graph.nodes if node.op not in ("view", "expand")]
         if unknown := {node.dtype for node in self.nodes} - set(TYPES):
             raise NoGeneratedForm(", ".join(map(str, unknown)))
@@ -107,7 +104,7 @@ class _Row:
 
     def _cuts(self) -> list[int]:
         """Return how many blocks a row has of each cut."""
-        return [self.width // blocks.size for blocks in self.graph.stage.blocks]
+        return [self.width // size for size in self.graph.cuts]
 
     def _phase_of(self, node: Node) -> int:
         phases, level = [0], self.level[node]
@@ -166,25 +163,13 @@ class _Row:
         """Return the constants of tables of codes."""
         found = [node for node in self.nodes if node.op == "table"]
         return [
-            f"static const float {x.name}[] = {{{', '.join(_number(v, torch.float32) for v in x.args[0])}}};"
+            f"static const float {x.name}[] = {{{', '.join(_number(v, 'float32') for v in x.args[0])}}};"
             for x in found
         ]
 
     def arrays(self) -> list[tuple[str, str, int]]:
         """Return the arrays of a row: name, type, and how many elements share an entry."""
-        inputs, made = self.graph.inputs, []
-        for name in self.memory:
-            spec = self.graph.stage.arrays.get(name)
-            dtype = {"p": self.graph.stage.dtype, "g": self.graph.grad_dtype, "u": torch.float32}.get(name)
-            dtype = spec.dtype if spec else dtype
-            assert dtype is not None
-            shared = 1
-            if spec and spec.scale_of is not None:
-                shared = self.width // spec.size(self.width)
-            elif spec and spec.packed_of is not None:
-                shared = 2
-            made.append((name, TYPES[inputs[name].dtype if name in inputs else dtype], shared))
-        return made
+        return [(x.name, TYPES[x.dtype], x.shared) for x in self.graph.memory]
 
     def scalars(self) -> list[Node]:
         """Return the inputs that are one value for a parameter."""
@@ -243,7 +228,7 @@ class _Row:
 
     def _maxima(self, node: Node, count: int) -> list[str]:
         (x,), size = self.operands(node), self.width // count
-        if node.op != "amax" or x.dtype != torch.float32:
+        if node.op != "amax" or x.dtype != "float32":
             raise NoGeneratedForm(f"{node.op} of {x.dtype} over blocks within a row")
         return [
             f"float {node.name}[{count}];",
@@ -349,7 +334,7 @@ class _Row:
             if not isinstance(count, int) or count == 1 or x in self._spread_already:
                 continue
             self._spread_already.add(x)
-            of, size = "i32" if x.dtype == torch.bool else self._type(x), self.width // count
+            of, size = "i32" if x.dtype == "bool" else self._type(x), self.width // count
             lines += [
                 f"{of} of_{x.name}[{self.width}];",
                 f"for (i32 j = 0; j < {count}; j++) for (i32 i = 0; i < {size}; i++) "
@@ -365,7 +350,7 @@ class _Row:
         if count == 1:
             return f"{x.name}[0]"
         if isinstance(count, int):
-            return f"(of_{x.name}[i] != 0)" if x.dtype == torch.bool else f"of_{x.name}[i]"
+            return f"(of_{x.name}[i] != 0)" if x.dtype == "bool" else f"of_{x.name}[i]"
         return x.name
 
     def _unpacked(self, node: Node) -> list[str]:
@@ -399,35 +384,33 @@ class _Row:
         if op in ("minimum", "maximum"):
             return _extreme(op, dtype, given, isinstance(self.args[node][1], Node))
         if op == "abs":
-            return f"fabsf({given[0]})" if dtype == torch.float32 else f"abs({given[0]})"
+            return f"fabsf({given[0]})" if dtype == "float32" else f"abs({given[0]})"
         if op == "not":
-            return f"(!{given[0]})" if dtype == torch.bool else f"({self._type(node)})(~{given[0]})"
+            return f"(!{given[0]})" if dtype == "bool" else f"({self._type(node)})(~{given[0]})"
         if op == "shl":
             return f"(({self._type(node)})((u32){given[0]} << {given[1]}))"
         if op == "bitcast":
-            return f"{'bits' if dtype == torch.int32 else 'real'}({given[0]})"
+            return f"{'bits' if dtype == 'int32' else 'real'}({given[0]})"
         if op == "cast" and isinstance(first, Node):
             return self._cast(node, first, given[0])
-        if op not in _FORMS or (
-            op in ("add", "sub", "mul", "div") and dtype not in (torch.float32, torch.int32)
-        ):
+        if op not in _FORMS or (op in ("add", "sub", "mul", "div") and dtype not in ("float32", "int32")):
             raise NoGeneratedForm(f"{op} of {dtype}")
         return _FORMS[op].format(*given)
 
     def _cast(self, node: Node, source: Node, given: str) -> str:
         dtype = node.dtype
-        if dtype == torch.bool:
+        if dtype == "bool":
             return f"({given} != 0)"
-        if source.dtype == torch.bool:  # a select: g++ does not vectorize the conversion
+        if source.dtype == "bool":  # a select: g++ does not vectorize the conversion
             return f"({given} ? {_number(1, dtype)} : {_number(0, dtype)})"
-        if dtype in _CONVERTED and source.dtype == torch.float32:
+        if dtype in _CONVERTED and source.dtype == "float32":
             return f"upper_half({given})" if node.exact else f"to_{_CONVERTED[dtype]}({given})"
-        if source.dtype in _CONVERTED and dtype == torch.float32:
+        if source.dtype in _CONVERTED and dtype == "float32":
             return f"of_{_CONVERTED[source.dtype]}({given})"
         if dtype in _CONVERTED or source.dtype in _CONVERTED:
             raise NoGeneratedForm(f"a cast from {source.dtype} to {dtype}")
-        from_float = source.op == "cast" and source.args[0].dtype == torch.float32
-        if dtype == torch.float32 and from_float and not source.dtype.is_floating_point:
+        from_float = source.op == "cast" and source.args[0].dtype == "float32"
+        if dtype == "float32" and from_float and not is_float(source.dtype):
             return f"((float)({given} | zero))"
         return f"(({self._type(node)}){given})"
 
@@ -448,26 +431,26 @@ def _name(x: Node) -> str:
     return x.args[0].replace(".", "_") if x.op == "input" else x.name
 
 
-def _extreme(op: str, dtype: torch.dtype, given: Sequence[str], both: bool) -> str:
+def _extreme(op: str, dtype: str, given: Sequence[str], both: bool) -> str:
     """Return a minimum or a maximum, through which a NaN passes; with a constant, one select is enough."""
     a, b = given
-    if dtype != torch.float32:
+    if dtype != "float32":
         return f"{'smaller' if op == 'minimum' else 'larger'}({a}, {b})"
     return f"{op}({a}, {b})" if both else f"({a} {'>' if op == 'minimum' else '<'} {b} ? {b} : {a})"
 
 
-def _dtype_of_number(by: Node) -> torch.dtype:
+def _dtype_of_number(by: Node) -> str:
     """Return the dtype of a number among the operands of a node."""
     if by.op in ("eq", "ne", "lt", "le", "gt", "ge"):
         return by.operands[0].dtype
     return by.dtype
 
 
-def _number(x: float, dtype: torch.dtype) -> str:
+def _number(x: float, dtype: str) -> str:
     """Return a literal with the bits of a number."""
-    if not dtype.is_floating_point:
+    if not is_float(dtype):
         return "((i32)0x80000000u)" if int(x) == -(1 << 31) else f"({int(x)})"
-    if dtype != torch.float32:
+    if dtype != "float32":
         raise NoGeneratedForm(f"a constant of {dtype}")
     if not math.isfinite(x):
         return '__builtin_nanf("")' if math.isnan(x) else f"({'-' * (x < 0)}__builtin_inff())"

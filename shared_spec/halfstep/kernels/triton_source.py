@@ -1,10 +1,10 @@
-"""The Triton source of a kernel, generated from the graph of a stage.
+"""The Triton source of a kernel, generated from a graph.
 
 `triton_source` returns the text of a module whose function `step` updates every parameter of a batch in one
-launch. The kernel reads three tables (`device_tables.py`):
+launch. The kernel reads three tables (`DeviceTables` of the package):
 
     chunks  int32 [programs, 2]       the row of the parameter; the number of the chunk
-    rows    int64 [parameters, C]     addresses of p, g, u and the state arrays; then `ROW_FIELDS`
+    rows    int64 [parameters, C]     addresses of `Graph.memory`; then `ROW_FIELDS`
     words   int32 [parameters, K + N] keys of random words; numbers of the step as bit patterns
 
 One program updates one chunk. The text has two bodies. The fast body updates 16-byte aligned arrays, BLOCK
@@ -20,25 +20,23 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 
-import torch
-
-from halfstep_torch.engine.kernels.graph import ROWS, Graph, Node, NoGeneratedForm
-from halfstep_torch.numbers.random_words import GOLDEN_RATIO
+from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm, is_float
+from halfstep.random_words import GOLDEN_RATIO
 
 ROW_FIELDS = ("elements", "first", "aligned", "run", "blocks", "window_run", "window_skip")
 """The fields of a row after its addresses.
 
 aligned: 2 if the fast body may update the parameter, 1 if only its gradient is not aligned, else 0.
-run, blocks: elements and blocks of a run whose last block may be short. Others: see `tables.py`.
+run, blocks: elements and blocks of a run whose last block may be short. Others: see `c_driver.FIELDS`.
 """
 VECTOR = 16
 """The alignment of the fast body in bytes, and its smallest count of elements."""
 
 _TYPES = {
-    torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.bfloat16",
-    torch.float16: "tl.float16", torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16",
-    torch.int8: "tl.int8", torch.uint8: "tl.uint8", torch.bool: "tl.int1",
-    torch.float8_e4m3fn: "tl.float8e4nv", torch.float8_e5m2: "tl.float8e5",
+    "float32": "tl.float32", "float64": "tl.float64", "bfloat16": "tl.bfloat16",
+    "float16": "tl.float16", "int64": "tl.int64", "int32": "tl.int32", "int16": "tl.int16",
+    "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1",
+    "float8_e4m3fn": "tl.float8e4nv", "float8_e5m2": "tl.float8e5",
 }  # fmt: skip
 _FORMS = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "abs": "tl.abs({0})",
@@ -94,7 +92,7 @@ def triton_source(graph: Graph, *, exact_by_ptx: bool = False) -> str:
     """Return the module of a kernel.
 
     Args:
-        graph: of an elementwise stage.
+        graph: of an elementwise step.
         exact_by_ptx: write roots and quotients as PTX, as NVIDIA's devices need before Triton 3.6.
 
     Raises:
@@ -109,32 +107,13 @@ def triton_source(graph: Graph, *, exact_by_ptx: bool = False) -> str:
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def memory_of(graph: Graph) -> list[tuple[str, torch.dtype, str]]:
-    """Return the arrays of a parameter in the order of a row: name, dtype, and kind of entry.
-
-    The kinds are "element", "packed" for two codes in a byte, and "scale" for one entry in a block.
-    """
-    stage = graph.stage
-    listed = [("p", stage.dtype, "element"), ("g", graph.grad_dtype, "element")]
-    if not stage.applies:
-        listed.append(("u", torch.float32, "element"))
-    for name, spec in stage.arrays.items():
-        kind = "scale" if spec.scale_of is not None else "packed" if spec.packed_of is not None else "element"
-        listed.append((name, spec.dtype, kind))
-    return listed
-
-
 class _Kernel:
     """The two functions of a kernel's module."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.width, self.cut = graph, graph.width, bool(graph.stage.blocks)
-        self.memory = memory_of(graph)
-        self.kinds = {name: kind for name, _, kind in self.memory}
-        arrays = graph.stage.arrays
-        self.scales = {
-            name: arrays[name].size(self.width) for name, kind in self.kinds.items() if kind == "scale"
-        }
+        self.graph, self.width, self.cut = graph, graph.width, bool(graph.cuts)
+        self.kinds = {x.name: x.kind for x in graph.memory}
+        self.scales = {x.name: self.width // x.shared for x in graph.memory if x.kind == "scale"}
         self.tables = [node.name for node in graph.nodes if node.op == "table"]
         self.keys = [f"key{i}" for i in range(graph.keys)]
         self.numbers = [f"number{i}" for i in range(graph.numbers)]
@@ -143,7 +122,7 @@ class _Kernel:
 
     def block(self) -> str:
         """Return the function that updates some elements of a parameter."""
-        pointers = [_pointer(name) for name, *_ in self.memory]
+        pointers = [_pointer(x.name) for x in self.graph.memory]
         taken = [
             *pointers,
             *self.given,
@@ -224,7 +203,7 @@ class _Kernel:
             elif name.startswith(("key.", "number.")):
                 yield f"{node.name} = {name.replace('.', '')}"
             else:
-                zero = "0.0" if node.dtype.is_floating_point else "0"
+                zero = "0.0" if is_float(node.dtype) else "0"
                 offs, mask = self._where(name)
                 yield f"{node.name} = tl.load({_pointer(name)} + {offs}, mask={mask}, other={zero})"
 
@@ -263,14 +242,14 @@ class _Kernel:
             raise NoGeneratedForm(op)
         given = [_operand(arg, node) for arg in node.args]
         if op in ("minimum", "maximum"):
-            nan = ", propagate_nan=tl.PropagateNan.ALL" if node.dtype.is_floating_point else ""
+            nan = ", propagate_nan=tl.PropagateNan.ALL" if is_float(node.dtype) else ""
             return f"tl.{op}({given[0]}, {given[1]}{nan})"
         if op == "neg":  # Triton's own is 0 - x, which is +0 for +0
-            return f"{given[0]} * -1.0" if node.dtype.is_floating_point else f"0 - {given[0]}"
+            return f"{given[0]} * -1.0" if is_float(node.dtype) else f"0 - {given[0]}"
         if op == "div":
             return f"div_rn({self._whole(node.args[0], node)}, {self._whole(node.args[1], node)})"
         if op == "not":
-            return f"{given[0]} == 0" if node.dtype == torch.bool else f"~{given[0]}"
+            return f"{given[0]} == 0" if node.dtype == "bool" else f"~{given[0]}"
         if op in ("cast", "bitcast"):
             return f"{given[0]}.to({_TYPES[node.dtype]}{', bitcast=True' if op == 'bitcast' else ''})"
         if op == "view":
@@ -317,7 +296,7 @@ class _Kernel:
 
     def step(self) -> str:
         """Return the kernel: it reads the tables and updates one chunk."""
-        columns, words = len(self.memory), len(self.keys) + len(self.numbers)
+        columns, words = len(self.graph.memory), len(self.keys) + len(self.numbers)
         lines = [
             "program = tl.program_id(0).to(tl.int64)",
             "param = tl.load(chunks + program * 2).to(tl.int64)",
@@ -326,8 +305,8 @@ class _Kernel:
             *(f"{name} = tl.load(entry + {columns + i})" for i, name in enumerate(ROW_FIELDS)),
         ]
         # The hint of alignment holds only for pointers that are made in the kernel itself.
-        for i, (name, dtype, _) in enumerate(self.memory):
-            lines.append(f"{_pointer(name)} = tl.load(entry + {i}).to(tl.pointer_type({_TYPES[dtype]}))")
+        for i, x in enumerate(self.graph.memory):
+            lines.append(f"{_pointer(x.name)} = tl.load(entry + {i}).to(tl.pointer_type({_TYPES[x.dtype]}))")
         lines += self._start()
         lines += [f"word = words + param * {words}"] if words else []
         for i, name in enumerate(self.keys):
@@ -387,17 +366,17 @@ class _Kernel:
     def _call(self, at: str, count: str, *, hinted: bool) -> str:
         """Return the call of the fast body. `hinted` if the gradient is aligned too."""
         pointers = []
-        for name, _, kind in self.memory:
-            if kind == "scale":
-                pointers.append(f"{_pointer(name)} + {at} // {self.width} * {self.scales[name]}")
+        for x in self.graph.memory:
+            if x.kind == "scale":
+                pointers.append(f"{_pointer(x.name)} + {at} // {self.width} * {self.scales[x.name]}")
                 continue
-            moved = f"{_pointer(name)} + {at if kind == 'element' else at + ' // 2'}"
-            pointers.append(f"tl.multiple_of({moved}, {VECTOR})" if hinted or name != "g" else moved)
+            moved = f"{_pointer(x.name)} + {at if x.kind == 'element' else at + ' // 2'}"
+            pointers.append(f"tl.multiple_of({moved}, {VECTOR})" if hinted or x.name != "g" else moved)
         given = [*pointers, *self.given, f"first + {at}", count, "row + i", *self.place[1:], "BLOCK", "False"]
         return f"block({', '.join(given)})"
 
     def _rest_call(self) -> str:
-        pointers = [_pointer(name) for name, *_ in self.memory]
+        pointers = [_pointer(x.name) for x in self.graph.memory]
         given = [*pointers, *self.given, "first", "count - i", "row + i", *self.place[1:], "REST", "True"]
         return f"block({', '.join(given)})"
 
