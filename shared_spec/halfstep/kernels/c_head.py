@@ -2,7 +2,7 @@
 
 TYPES = {
     "float32": "float", "int32": "i32", "uint8": "u8", "bool": "bool", "bfloat16": "u16",
-    "int16": "i16", "float16": "_Float16", "int64": "i64", "int8": "i8",
+    "int16": "i16", "float16": "u16", "int64": "i64", "int8": "i8",
     "float8_e4m3fn": "u8", "float8_e5m2": "u8",
 }  # fmt: skip
 HEAD = r"""
@@ -38,6 +38,22 @@ INLINE u16 upper_half(float x) { return (u16)((u32)bits(x) >> 16); }
 INLINE u16 to_bfloat16(float x) {
   u32 b = (u32)bits(x), r = (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16;
   return (u16)(x != x ? 0x7FC0u : r);
+}
+/* float16, which not every compiler has: below 2^-14 the numbers are multiples of 2^-24. */
+INLINE float of_float16(u16 x) {
+  i32 m = x & 0x7FFF;
+  float r = m < 0x400 ? real(m + bits(0.5f)) - 0.5f : real((m << 13) + (112 << 23));
+  r = m >= 0x7C00 ? real((m << 13) | 0x7F800000) : r;
+  return real(bits(r) | (i32)((u32)(x & 0x8000) << 16));
+}
+INLINE u16 to_float16(float x) {
+  i32 b = bits(x) & 0x7FFFFFFF;
+  i32 small = bits(real(b) + 0.5f) - bits(0.5f);
+  i32 large = (b + 0xFFF + ((b >> 13) & 1) - (112 << 23)) >> 13;
+  i32 r = b < (113 << 23) ? small : large;
+  r = r > 0x7C00 ? 0x7C00 : r;
+  r = b > 0x7F800000 ? 0x7E00 : r;
+  return (u16)(r | ((bits(x) >> 16) & 0x8000));
 }
 /* float8_e4m3fn: below 2^-6 the codes are multiples of 2^-9. NaN has all bits set. */
 INLINE float of_float8_e4m3fn(u8 x) {

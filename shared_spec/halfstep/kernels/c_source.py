@@ -33,11 +33,7 @@ _FORMS = {
     "le": "({0} <= {1})", "gt": "({0} > {1})", "ge": "({0} >= {1})", "where": "({0} ? {1} : {2})",
     "take": "{0}[{1}]",
 }  # fmt: skip
-_CONVERTED = {
-    "bfloat16": "bfloat16",
-    "float8_e4m3fn": "float8_e4m3fn",
-    "float8_e5m2": "float8_e5m2",
-}
+_CONVERTED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 _ELEMENT, _BYTE, _SCALAR = "element", "byte", "scalar"
 _AGAIN = 6
 """An element that takes at most so many operations is computed again after a maximum instead of kept."""
@@ -189,7 +185,7 @@ class _Row:
             for x in self._computed_scalars()
         ]
         lines += [
-            f"{self._type(x)} kept_{x.name}[{self.width}] __attribute__((aligned(64)));"
+            f"{_stored(x)} kept_{x.name}[{self.width}] __attribute__((aligned(64)));"
             for x in self._in_order(self.kept)
         ]
         for phase in range(max(self.phase.values()) + 1):
@@ -279,7 +275,7 @@ class _Row:
         body: list[str] = []
         for x in todo:
             if self._is_at_hand(x, phase):
-                body.append(f"const {self._type(x)} {x.name} = kept_{x.name}[i];")
+                body.append(f"const {self._type(x)} {x.name} = {_loaded(x, f'kept_{x.name}[i]')};")
             elif x.op == "mul" and _is_index(self.args[x][0]):
                 by = self._in_row(self.args[x][1], x)
                 head.append(f"u32 run_{x.name} = first * (u32){by};")
@@ -334,9 +330,9 @@ class _Row:
             if not isinstance(count, int) or count == 1 or x in self._spread_already:
                 continue
             self._spread_already.add(x)
-            of, size = "i32" if x.dtype == "bool" else self._type(x), self.width // count
+            size = self.width // count
             lines += [
-                f"{of} of_{x.name}[{self.width}];",
+                f"{_stored(x)} of_{x.name}[{self.width}];",
                 f"for (i32 j = 0; j < {count}; j++) for (i32 i = 0; i < {size}; i++) "
                 f"of_{x.name}[j * {size} + i] = {x.name}[j];",
             ]
@@ -350,7 +346,7 @@ class _Row:
         if count == 1:
             return f"{x.name}[0]"
         if isinstance(count, int):
-            return f"(of_{x.name}[i] != 0)" if x.dtype == "bool" else f"of_{x.name}[i]"
+            return _loaded(x, f"of_{x.name}[i]")
         return x.name
 
     def _unpacked(self, node: Node) -> list[str]:
@@ -404,9 +400,9 @@ class _Row:
         if source.dtype == "bool":  # a select: g++ does not vectorize the conversion
             return f"({given} ? {_number(1, dtype)} : {_number(0, dtype)})"
         if dtype in _CONVERTED and source.dtype == "float32":
-            return f"upper_half({given})" if node.exact else f"to_{_CONVERTED[dtype]}({given})"
+            return f"upper_half({given})" if node.exact else f"to_{dtype}({given})"
         if source.dtype in _CONVERTED and dtype == "float32":
-            return f"of_{_CONVERTED[source.dtype]}({given})"
+            return f"of_{source.dtype}({given})"
         if dtype in _CONVERTED or source.dtype in _CONVERTED:
             raise NoGeneratedForm(f"a cast from {source.dtype} to {dtype}")
         from_float = source.op == "cast" and source.args[0].dtype == "float32"
@@ -420,6 +416,16 @@ def _base(x: Node) -> Node:
     while x.op in ("view", "expand"):
         x = x.args[0]
     return x
+
+
+def _stored(x: Node) -> str:
+    """Return the type of an element on the stack: no loop that loads a `bool` is vectorized."""
+    return "i32" if x.dtype == "bool" else TYPES[x.dtype]
+
+
+def _loaded(x: Node, place: str) -> str:
+    """Return the value of an element that is on the stack."""
+    return f"({place} != 0)" if x.dtype == "bool" else place
 
 
 def _is_index(x: Node | float) -> bool:
