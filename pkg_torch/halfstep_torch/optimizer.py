@@ -144,7 +144,7 @@ class Optimizer(torch.optim.Optimizer):
         self._choices: list[GroupChoices] = []
         self._home = state_home(self._name, state_device)
         self._remember_no_step()
-        entries = {**self._tx.others, **self._tx.make(**self._tx.options).entries}
+        entries = self._tx.make(**self._tx.options).entries
         entries |= {**self._tx.options, "maximize": maximize}
         self._schedule = entries["lr"] if callable(entries.get("lr")) else None
         if self._schedule is not None:

@@ -92,6 +92,13 @@ def step_by_ones(optimizer):
     optimizer.step()
 
 
+def by_muon(optimizer: hs.Muon) -> dict[str, bool]:
+    """Return of every parameter, by the name that it was given, whether it has the state of Muon."""
+    groups = optimizer.param_groups
+    names = {p: name for g in groups for p, name in zip(g["params"], g["param_names"], strict=True)}
+    return {names[p]: "momentum_buffer" in plan.arrays for _, p, plan in optimizer.plans()}
+
+
 def through_a_file(state_dict):
     """Return what a file of torch's, read with care, has of a state dict."""
     buffer = io.BytesIO()

@@ -9,6 +9,7 @@ import torch
 
 import halfstep_torch as hs
 from on_torch.clients import module_of, needs, weights
+from on_torch.steps import by_muon
 
 
 class Trainers:
@@ -242,10 +243,9 @@ def test_the_factory_gives_trainer_names_its_decay_rule_and_muon(tmp_path):
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     assert "model.embed_tokens.weight" in groups[0]["param_names"]
     assert all("norm" in name for name in groups[1]["param_names"])
-    muon = ours(trainer_of(optimizer="muon", lr=1e-3).optimizer)
-    by_muon = [name for group in muon.param_groups if group["use_muon"] for name in group["param_names"]]
-    assert "model.layers.0.self_attn.q_proj.weight" in by_muon
-    assert "model.embed_tokens.weight" not in by_muon
+    stepped = by_muon(ours(trainer_of(optimizer="muon", lr=1e-3).optimizer))
+    assert stepped["model.layers.0.self_attn.q_proj.weight"]
+    assert not stepped["model.embed_tokens.weight"]
 
 
 @needs("torchtitan")

@@ -9,8 +9,7 @@ import torch
 import halfstep_jax
 import halfstep_torch
 from halfstep.rules import muon_split
-from halfstep_torch.say_once import say_once
-from on_torch.steps import step_by_ones
+from on_torch.steps import by_muon, step_by_ones
 
 NAMES = {
     "embed_tokens/weight": False,
@@ -26,8 +25,7 @@ NAMES = {
 
 def torch_split(named, **options) -> dict[str, bool]:
     """Return of every leaf whether Muon steps it."""
-    groups = halfstep_torch.Muon(named, **options).param_groups
-    return {name: group["use_muon"] for group in groups for name in group["param_names"]}
+    return by_muon(halfstep_torch.Muon(named, **options))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,9 +138,9 @@ def test_the_split_is_printed(caplog):
 def test_each_part_has_its_own_settings_and_chain():
     named = [("w", torch.nn.Parameter(torch.ones(4, 4))), ("b", torch.nn.Parameter(torch.ones(4)))]
     optimizer = halfstep_torch.Muon(named, lr=0.02, adam_lr=1e-3, adam_weight_decay=0.0, betas=(0.8, 0.9))
-    matrices, rest = optimizer.param_groups
-    assert (matrices["lr"], matrices["weight_decay"], matrices["momentum"]) == (0.02, 0.1, 0.95)
-    assert (rest["lr"], rest["weight_decay"], rest["betas"]) == (1e-3, 0.0, (0.8, 0.9))
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["momentum"]) == (0.02, 0.1, 0.95)
+    assert (group["adam_lr_ratio"], group["adam_weight_decay"], group["betas"]) == (0.05, 0.0, (0.8, 0.9))
     step_by_ones(optimizer)
     assert optimizer.state[named[0][1]].keys() == {"step", "momentum_buffer"}
     assert optimizer.state[named[1][1]].keys() == {"step", "exp_avg", "exp_avg_sq"}
@@ -287,24 +285,3 @@ def test_a_momentum_that_is_not_finite_is_refused_by_leaf_before_anything_change
     _, after = jax.jit(tx.update)({"w": g["w"].at[2, 3].set(jnp.nan)}, tx.init(g))  # which cannot refuse it
     with pytest.raises(ValueError, match=r"momentum of 'w' has an infinity or a NaN.*Go on from a state"):
         tx.update(g, after)
-
-
-def test_groups_whose_places_change_are_announced(caplog):
-    """As a library sets rates, and freezes groups, by place."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    groups = [{"params": list(layer.named_parameters(prefix=str(i)))} for i, layer in enumerate(model)]
-    say_once.cache_clear()
-    assert len(halfstep_torch.Muon(groups).param_groups) == 4
-    assert "Muon: 2 param groups became 4, so places of groups changed" in caplog.text
-    caplog.clear()
-    say_once.cache_clear()
-    named = [pair for group in groups for pair in group["params"]]
-    mine = [
-        {"params": [x for x in named if (x[1].dim() == 2) == use_muon], "use_muon": use_muon}
-        for use_muon in (True, False)
-    ]
-    assert [g["param_names"] for g in halfstep_torch.Muon(mine).param_groups] == [
-        [name for name, _ in group["params"]] for group in mine
-    ]
-    halfstep_torch.Muon(named)
-    assert "places of groups" not in caplog.text

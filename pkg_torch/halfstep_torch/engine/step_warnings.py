@@ -126,7 +126,8 @@ def _warn_of_wide_moments(caller: str, batches: Iterable[Batch]) -> None:
     """Warn, at the first step of parameters, of moments that stay float32 for want of axes."""
     shapes: dict[tuple[Moment, Format], list[tuple[int, ...]]] = {}
     for batch in batches:
-        for link, h in zip(batch.group.links, batch.group.values, strict=True):
+        for j in batch.plan.rule_indices:
+            link, h = batch.group.links[j], batch.group.values[j]
             for moment in declared(type(link.rule)).moments.values():
                 fmt = getattr(h, moment.dtype, None)
                 if isinstance(fmt, Format):

@@ -46,14 +46,10 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class ChainByOptions:
-    """A chain that `make` builds from options, which each param group may set.
-
-    `others` are entries, with their defaults, of chains that other options make.
-    """
+    """A chain that `make` builds from options, which each param group may set."""
 
     make: Callable[..., Chain]
     options: Arguments
-    others: Arguments = dataclasses.field(default_factory=dict)
 
 
 def chain(*links: Rule | Chain) -> Chain:

@@ -31,17 +31,18 @@ _WAYS = {"scale_parameter": _FIXED_RATE, "relative_step": _FIXED_RATE}
 # What is an entry, or an argument, of some optimizer here or in JAX. Tags of other libraries are not.
 ELSEWHERE = frozenset(
     """
-    accumulator_dtype adam_eps adam_lr adam_mu_dtype adam_mu_rounding adam_weight_decay adjust_lr_fn alpha b1
-    b2 b3 beta2 beta2_decay betas bias_correction cautious compile d diff_dtype eps eps_root exact grad_dtype
-    lead_dtype learning_rate lr matrices max_norm max_ratio maximize min_dim_size_to_factor min_norm min_ratio
-    momentum mu_dtype mu_rounding names nesterov normalize ns_coefficients ns_dtype ns_steps nu_dtype
-    nu_rounding output_axis param_storage recipe reduction_axis rounding seed slow_dtype slow_rounding
-    state_device trust_coefficient trust_power tx use_muon warmup_steps weight_decay
+    accumulator_dtype adam_eps adam_lr adam_lr_ratio adam_mu_dtype adam_mu_rounding adam_weight_decay
+    adjust_lr_fn alpha b1 b2 b3 beta2 beta2_decay betas bias_correction cautious compile d diff_dtype eps
+    eps_root exact grad_dtype lead_dtype learning_rate lr matrices max_norm max_ratio maximize
+    min_dim_size_to_factor min_norm min_ratio momentum mu_dtype mu_rounding names nesterov normalize
+    ns_coefficients ns_dtype ns_steps nu_dtype nu_rounding output_axis param_storage recipe reduction_axis
+    rounding seed slow_dtype slow_rounding state_device trust_coefficient trust_power tx use_muon warmup_steps
+    weight_decay
     """.split()
 )
 # What is close to no entry, and meant as one.
 _MEANT = {"learning_rate": "lr", "schedule": "lr, which may be a function of the step", "b1": "betas"}
-_MEANT |= {"b2": "betas", "accumulator_dtype": "mu_dtype"}
+_MEANT |= {"b2": "betas", "accumulator_dtype": "mu_dtype", "adam_lr": "adam_lr_ratio"}
 
 
 def check_torch_options(caller: str, given: Arguments) -> None:
@@ -85,7 +86,7 @@ def check_entries(caller: str, group: Group, entries: set[str], arguments: set[s
                 f"{problem}; it is read when the group is added. Build an optimizer with it, and move the "
                 "float32_state_dict there by load_float32_state_dict."
             )
-        if key in arguments:
+        if key in arguments and _MEANT.get(key) not in entries:
             raise ValueError(
                 f"{problem}; it is the same for all groups. "
                 "Give it to the optimizer, or use an optimizer of its own for these parameters."

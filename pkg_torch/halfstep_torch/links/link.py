@@ -22,7 +22,7 @@ from halfstep.recipes import takes_recipe
 from halfstep.rule import Moment, Rule, declared
 from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.bound_rule import BoundRule
-from halfstep_torch.links.entries import entries_of
+from halfstep_torch.links.entries import Entry, entries_of
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.op import NumbersOp
@@ -107,10 +107,15 @@ class Link(Rule):
         return self
 
     @property
+    def entry_fields(self) -> Sequence[Entry]:
+        """The rule's fields that are read from a param group or from the rule itself."""
+        return entries_of(type(self.rule))
+
+    @property
     def entries(self) -> Group:
         """Param-group entries that the rule owns, with their defaults; a group's own value wins."""
         entries: Group = {}
-        for entry in entries_of(type(self.rule)):
+        for entry in self.entry_fields:
             if entry.owned:
                 value = getattr(self.rule, entry.field)
                 entries[entry.key] = value if entry.index is None else (*entries.get(entry.key, ()), value)
@@ -123,7 +128,7 @@ class Link(Rule):
 
     def read(self, caller: str, group: Group) -> Values:
         """Return a group's values of the fields, by name, checked and in canonical form."""
-        values = {entry.field: entry.read(caller, self.rule, group) for entry in entries_of(type(self.rule))}
+        values = {entry.field: entry.read(caller, self.rule, group) for entry in self.entry_fields}
         h = _hyperparameters(values)
         check_bounds(self.rule, caller, h)
         return h

@@ -1,35 +1,32 @@
 """The Muon update rule, and `Muon` as an optimizer, with AdamW for the rest. Contract: A13, A14, A22."""
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
 
-from halfstep.hyperparameters import Arguments, Values, several
+from halfstep.hyperparameters import Values, several
 from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules import muon as shared
 from halfstep.rules.muon import NS_COEFFS, ScaleByMuon, matrices_of
 from halfstep.rules.muon_split import MatrixChoice
-from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
+from halfstep.rules.named import MUON
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
+from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
 from halfstep_torch.links.link import Link, ParamInfo, checked_rule, link_of
 from halfstep_torch.numbers.newton_schulz import newton_schulz
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rules.muon_split import OUTPUT_AXIS, split_groups
-from halfstep_torch.rules.named import links_of
+from halfstep_torch.rules.muon_parts import MuonChain
+from halfstep_torch.rules.muon_split import OUTPUT_AXIS, check_use_muon, split_groups, split_new
 from halfstep_torch.storage.state_dtypes import DType
-from halfstep_torch.weights.weight_storage import with_param_storage
 
 _MUON = "scale_by_muon"
 _SCALES = {None: "original", "original": "original", "match_rms_adamw": "consistent_rms"}
-Axes = int | tuple[int, ...]
 
 
 class Orthogonalize(shared.Orthogonalize, Link):
@@ -69,12 +66,17 @@ scale_by_muon = link_of(ScaleByMuon, _links)
 class Muon(Optimizer):
     """Muon for the hidden matrices of a model, AdamW for the rest, with weights of 16 bits or float32.
 
-    Every group of parameters becomes two, with the entry `use_muon`. Muon steps parameters with two axes,
-    unless the name says embedding or head. AdamW steps all others. The split is printed once. A group that
-    has `use_muon` stays as it is. Chains are `scale_by_muon` or `scale_by_adam`, then decoupled decay, the
-    learning rate and the storage of weights, as in `AdamW`. In float32, with `ns_dtype="bfloat16"`, what Muon
-    steps is `torch.optim.Muon` to within the rounding of its factor. Arguments that are not listed are those
-    of `scale_by_muon` and `AdamW`.
+    Muon steps parameters with two axes, unless the name says embedding or head. AdamW steps all others. The
+    split is printed once. Param groups stay as they are given, and each may hold parameters of both kinds. In
+    a group with `use_muon` True or False all are of one kind. Matrices go through `scale_by_muon`, others
+    through `scale_by_adam`, then decoupled decay, the learning rate and the storage of weights, as in
+    `AdamW`. In float32, with `ns_dtype="bfloat16"`, what Muon steps is `torch.optim.Muon` to within the
+    rounding of its factor. Arguments that are not listed are those of `scale_by_muon` and `AdamW`.
+
+    A group has entries for both kinds: `lr`, `weight_decay`, `momentum`, `mu_dtype` of Muon, and `betas`,
+    `nu_dtype`, `adam_eps`, `adam_weight_decay`, `adam_mu_dtype` of AdamW. The learning rate of AdamW is `lr`
+    times `adam_lr_ratio`, so schedulers change both. Where a group with `use_muon=False` is added, `eps`,
+    `mu_dtype` and `mu_rounding` are AdamW's.
 
     Args:
         params: pairs (name, parameter), or dicts of groups of them.
@@ -86,11 +88,12 @@ class Muon(Optimizer):
         matrices: overrides the split: a function of leaf name ("layers/0/weight") and parameter, or a mapping
             from patterns of names. True is Muon, False AdamW, `MatrixAxes` Muon with these axes, None the
             default.
-        mu_rounding: as there; in a group of AdamW the entry is for `exp_avg`.
-        adam_lr: the learning rate of AdamW; None: `lr`.
+        mu_rounding: as there.
+        adam_lr: the learning rate of AdamW beside `lr`; None: `lr`. A group may have its own, or has the same
+            `adam_lr_ratio`. If `lr` or `adam_lr` is a function, neither follows the other.
         betas: as `adam_eps` and the like those of `AdamW`, for what it steps.
         adam_eps: as there.
-        adam_weight_decay: as there; None: `weight_decay`.
+        adam_weight_decay: as there; None: `weight_decay`. A group's own `weight_decay` is for both kinds.
         adam_mu_dtype: as `mu_dtype` there.
         adam_mu_rounding: as `mu_rounding` there.
         recipe: as in `AdamW`, for what it steps and for `param_storage`. The momentum is then
@@ -103,14 +106,16 @@ class Muon(Optimizer):
     Raises:
         TypeError: if an argument is of a wrong type.
         ValueError: if one is out of range, parameters have no names, a pattern of `matrices` matches nothing,
-            or nothing is left to Muon.
+            nothing is left to Muon, or `adam_lr` is a number beside lr=0.
 
     Example:
         >>> import torch, halfstep_torch as hs
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8)).to(torch.bfloat16)
         >>> optimizer = hs.Muon(model.named_parameters(), lr=0.02)
-        >>> [(group["use_muon"], group["param_names"]) for group in optimizer.param_groups]
-        [(True, ['0.weight', '1.weight']), (False, ['0.bias', '1.bias'])]
+        >>> model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step()
+        >>> [sorted(optimizer.state[p]) for p in model[0].parameters()]
+        [['momentum_buffer', 'step'], ['exp_avg', 'exp_avg_sq', 'step']]
 
     Source: as `scale_by_muon`; arguments are those of `torch.optim.Muon`.
     """
@@ -164,20 +169,31 @@ class Muon(Optimizer):
         given = {**locals(), "beta": momentum, "learning_rate": lr, "adam_b1": b1, "adam_b2": b2}
         given = {name: given[name] for name in MUON.arguments & given.keys()}
         given["seed"] = as_seed(caller, seed)
-        options = {"use_muon": True, "output_axis": OUTPUT_AXIS, "reduction_axis": None}
-        options |= {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
-        of_adamw = {"lr": lr if adam_lr is None else adam_lr, "mu_dtype": adam_mu_dtype}
-        of_adamw["mu_rounding"] = adam_mu_rounding
-        of_adamw["weight_decay"] = weight_decay if adam_weight_decay is None else adam_weight_decay
+        options = {"use_muon": None, "output_axis": OUTPUT_AXIS, "reduction_axis": None}
+        options |= {"mu_rounding": mu_rounding, "adam_mu_rounding": adam_mu_rounding}
+        options |= {"nu_rounding": nu_rounding, "param_storage": param_storage}
         names = None if names is None else list(names.items() if isinstance(names, Mapping) else names)
-        groups = split_groups(caller, params, matrices, names)
-        groups = [group if group["use_muon"] else {**of_adamw, **group} for group in groups]
-        make = functools.partial(_chain, caller, given, of_factor)
-        adam = chain(links_of(MUON_OF_THE_REST, given)[0])
-        tx = ChainByOptions(make, options, others=adam.entries)
+        groups, axes = split_groups(caller, params, matrices, names)
+        patterns = matrices if isinstance(matrices, Mapping) else None
+        make = MuonChain(caller, given, of_factor, lr, adam_lr, adam_weight_decay, axes, patterns)
+        tx = ChainByOptions(make, options)
         super().__init__(
             groups, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
         )
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group, as in `Optimizer`.
+
+        Without `use_muon` its parameters are split by name and axes, and by `matrices` if it is a mapping.
+        """
+        if isinstance(param_group, dict) and "params" in param_group:
+            check_use_muon(self._name, param_group)
+            make, names = self._tx.make, self._given_names or {}
+            assert isinstance(make, MuonChain)
+            if param_group.get("use_muon") is None:
+                param_group = split_new(self._name, param_group, names, make.axes, make.patterns)
+            param_group = make.completed(param_group)
+        super().add_param_group(param_group)
 
 
 def _scale_of(caller: str, adjust_lr_fn: str | None) -> str | None:
@@ -187,24 +203,3 @@ def _scale_of(caller: str, adjust_lr_fn: str | None) -> str | None:
             'Use None, "original" or "match_rms_adamw".'
         )
     return _SCALES[adjust_lr_fn]
-
-
-def _chain(
-    caller: str,
-    given: Arguments,
-    of_factor: Sequence[Rule],
-    *,
-    use_muon: bool,
-    output_axis: Axes,
-    reduction_axis: Axes | None,
-    param_storage: str,
-    mu_rounding: str,
-    nu_rounding: str,
-) -> Chain:
-    """Return the chain of a group: that of Muon, or that of AdamW."""
-    rounded = {"mu_rounding": mu_rounding, "adam_mu_rounding": mu_rounding, "nu_rounding": nu_rounding}
-    links = links_of(MUON_OF_MATRICES if use_muon else MUON_OF_THE_REST, {**given, **rounded})
-    if use_muon:
-        axes = {"output_axis": output_axis, "reduction_axis": reduction_axis}
-        links[1:1] = [dataclasses.replace(link, **axes) for link in of_factor]
-    return with_param_storage(caller, chain(*links), param_storage, given["seed"])

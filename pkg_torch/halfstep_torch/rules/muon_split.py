@@ -1,22 +1,23 @@
-"""The param groups of `Muon`: which parameters it steps, and which are left to AdamW."""
+"""The parameters of `Muon`: which of each param group it steps, and which are left to AdamW."""
 
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
 from halfstep.rules.muon import MatrixAxes
-from halfstep.rules.muon_split import MatrixChoice, announce, split
+from halfstep.rules.muon_split import MatrixChoice, announce, split, split_some
 from halfstep_torch.leaves.checks import check_params
 from halfstep_torch.leaves.found_names import with_names_found
 from halfstep_torch.leaves.group_names import Group, parameter_names
 from halfstep_torch.leaves.names import leaf_names
-from halfstep_torch.say_once import say_once
 
 OUTPUT_AXIS = 0
+AxesOf = dict[str, MatrixAxes | None]
+"""By leaf name, the axes of a parameter's matrices; None where AdamW steps it."""
 
 
-def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[dict]:
-    """Return the param groups by which `Muon` splits named parameters, and print the split once.
+def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[Group]:
+    """Return param groups of what `Muon` steps and of what it leaves to AdamW, and print the split once.
 
     Args:
         params: pairs (name, parameter).
@@ -35,51 +36,53 @@ def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[dict]:
 
     Source: ours.
     """
-    return split_groups("muon_groups", params, matrices, None)
+    groups, axes = split_groups("muon_groups", params, matrices, None)
+    made: list[Group] = []
+    for group in groups:
+        made += [group] if group.get("use_muon") is not None else _split_by_axes(group, axes)
+    return made
 
 
-def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: list | None) -> list[dict]:
-    """Return groups that all have `use_muon`: a group without it is split."""
+def split_groups(
+    caller: str, params: Iterable, matrices: MatrixChoice, names: list | None
+) -> tuple[list[Group], AxesOf]:
+    """Return param groups, with names where `use_muon` does not decide, and of these names the axes."""
     params = check_params(caller, params)
     listed = list(with_names_found(caller, params) if names is None else params)
     given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
-    given = [{**g, "params": [x] if isinstance(x := g["params"], Tensor) else list(x)} for g in given]
+    given = [{**group, "params": _listed(group)} for group in given]
     for group in given:
-        if not isinstance(group.get("use_muon", True), bool):
-            raise TypeError(
-                f"{caller}: use_muon={group['use_muon']!r} in a param group is neither True (Muon) nor False "
-                "(AdamW). Use False, or leave it out, so that names and axes decide."
-            )
+        check_use_muon(caller, group)
     name_of = parameter_names(caller, names) or {}
-    pairs = [
-        _named(caller, name_of, x) for group in given if "use_muon" not in group for x in group["params"]
-    ]
+    undecided = [group for group in given if group.get("use_muon") is None]
+    for group in undecided:
+        group["params"] = _named(caller, name_of, group)
+    pairs = [pair for group in undecided for pair in group["params"]]
     if not pairs:
-        return given
+        return given, {}
     named = list(zip(leaf_names([name for name, _ in pairs]), [param for _, param in pairs], strict=True))
     twice = _tied(names or ())
     tied = [leaf for leaf, param in named if id(param) in twice]
     choices = split(caller, named, matrices, OUTPUT_AXIS, tied)
     announce(caller, choices)
-    axes = {id(param): choice.axes for (_, param), choice in zip(named, choices, strict=True)}
-    groups: list[dict] = []
-    for group in given:
-        groups += [group] if "use_muon" in group else _split_by_axes(caller, group, name_of, axes)
-    if len(groups) > len(given) > 1:
-        say_once(
-            f"{caller}: {len(given)} param groups became {len(groups)}, so places of groups changed. If a "
-            "library freezes groups or sets rates by place, give each group use_muon=True or False."
+    return given, {choice.name: choice.axes for choice in choices}
+
+
+def check_use_muon(caller: str, group: Group) -> None:
+    """Raise TypeError unless a param group's `use_muon` is True, False or None."""
+    if not isinstance(group.get("use_muon"), bool | None):
+        raise TypeError(
+            f"{caller}: use_muon={group['use_muon']!r} in a param group is neither True (Muon) nor False "
+            "(AdamW). Use False, or leave it out, so that names and axes decide."
         )
-    return groups
 
 
-def _split_by_axes(
-    caller: str, group: dict, name_of: Mapping, axes: Mapping[int, MatrixAxes | None]
-) -> list[dict]:
+def _split_by_axes(group: Group, axes: AxesOf) -> list[Group]:
     """Return the groups into which a group is split: one for each kind of matrix, then one for AdamW."""
     by_axes: dict[MatrixAxes | None, list] = {}
-    for name, param in (_named(caller, name_of, x) for x in group["params"]):
-        by_axes.setdefault(axes[id(param)], []).append((name, param))
+    leaves = leaf_names([name for name, _ in group["params"]])
+    for leaf, pair in zip(leaves, group["params"], strict=True):
+        by_axes.setdefault(axes[leaf], []).append(pair)
     made = []
     for kind, params in sorted(by_axes.items(), key=lambda item: item[0] is None):
         chosen: Group = {"params": params, "use_muon": kind is not None}
@@ -89,18 +92,42 @@ def _split_by_axes(
     return made
 
 
-def _named(caller: str, name_of: Mapping, x: Tensor | tuple[str, Tensor]) -> tuple[str, Tensor]:
-    """Return a parameter with its name; raise ValueError for one that has none."""
-    if isinstance(x, tuple):
-        return x
-    if x in name_of:
-        return name_of[x], x
-    raise ValueError(
-        f"{caller}: a parameter of shape {tuple(x.shape)} has no name, and names tell embeddings and heads "
-        "from hidden matrices. Pass model.named_parameters(), or groups that say use_muon=True or False. "
-        "Where a trainer builds the optimizer, call halfstep_torch.register_names(model) before, or give it "
-        "names=list(model.named_parameters()) as an argument."
-    )
+def split_new(caller: str, group: Group, names: Mapping, axes: AxesOf, patterns: MatrixChoice) -> Group:
+    """Return a new param group with names, and add those of its parameters to `axes` that are not there."""
+    if names or "param_names" in group:
+        params = _named(caller, names, {**group, "params": _listed(group)})
+    else:
+        [found] = with_names_found(caller, [group])
+        params = _named(caller, names, found)
+    leaves = zip(leaf_names([name for name, _ in params]), params, strict=True)
+    new = [(leaf, param) for leaf, (_, param) in leaves if leaf not in axes]
+    if new:
+        choices = split_some(caller, new, patterns, OUTPUT_AXIS)
+        announce(caller, choices)
+        axes |= {choice.name: choice.axes for choice in choices}
+    return {**group, "params": params}
+
+
+def _listed(group: Group) -> list:
+    given = group["params"]
+    return [given] if isinstance(given, Tensor) else list(given)
+
+
+def _named(caller: str, name_of: Mapping, group: Group) -> list[tuple[str, Tensor]]:
+    """Return a group's parameters with their names; raise ValueError for one that has none."""
+    params = group["params"]
+    if len(group.get("param_names", ())) == len(params):
+        bare = [x[1] if isinstance(x, tuple) else x for x in params]
+        return list(zip(group["param_names"], bare, strict=True))
+    for x in params:
+        if not isinstance(x, tuple) and x not in name_of:
+            raise ValueError(
+                f"{caller}: a parameter of shape {tuple(x.shape)} has no name, and names tell embeddings and "
+                "heads from hidden matrices. Pass model.named_parameters(), or groups that say use_muon=True "
+                "or False. Where a trainer builds the optimizer, call halfstep_torch.register_names(model) "
+                "before, or give it names=list(model.named_parameters()) as an argument."
+            )
+    return [x if isinstance(x, tuple) else (name_of[x], x) for x in params]
 
 
 def _tied(names: Iterable) -> set[int]:

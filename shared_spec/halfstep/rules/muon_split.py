@@ -68,10 +68,7 @@ def split(
             Also of a kernel in a stack of layers, if `choose` does not say what it is.
     """
     _check_patterns(caller, [name for name, _ in named], choose)
-    stacks = _stacks(named)
-    choices = [
-        _choice(caller, name, x, choose, output_axis, name in tied, stacks.get(name)) for name, x in named
-    ]
+    choices = split_some(caller, named, choose, output_axis, tied)
     if not any(choice.axes for choice in choices):
         names = ", ".join(repr(name) for name, _ in named[:8])
         raise ValueError(
@@ -79,6 +76,20 @@ def split(
             'matrices={"blocks/*": True}.'
         )
     return choices
+
+
+def split_some(
+    caller: str,
+    named: Named,
+    choose: MatrixChoice,
+    output_axis: int,
+    tied: Sequence = (),
+) -> list[Choice]:
+    """Return what steps each of some parameters, among which need be no matrix; arguments as in `split`."""
+    stacks = _stacks(named)
+    return [
+        _choice(caller, name, x, choose, output_axis, name in tied, stacks.get(name)) for name, x in named
+    ]
 
 
 def announce(caller: str, choices: Sequence[Choice]) -> None:
