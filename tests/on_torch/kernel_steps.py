@@ -61,10 +61,10 @@ MAKES = {
 SHAPES = [(), (1,), (5,), (15,), (17,), (64, 128), (3, 100), (17, 384), (33, 130), (9_001,), (8, 1000)]
 
 
-def parameters(dtype=torch.bfloat16):
+def parameters(dtype=torch.bfloat16, shapes=SHAPES):
     """Return parameters of all shapes. Every third does not begin at a vector's address."""
     generator, made = torch.Generator().manual_seed(0), []
-    for i, shape in enumerate(SHAPES):
+    for i, shape in enumerate(shapes):
         n = int(np.prod(shape))
         x = torch.zeros(n + 3, dtype=dtype)[3 if i % 3 == 2 else 0 :][:n].view(shape)
         made.append((f"w{i}", torch.nn.Parameter(x.copy_(torch.randn(shape, generator=generator)))))
@@ -84,8 +84,8 @@ def give(params, step: int, *, special: bool) -> None:
         p.grad = g.to(p.dtype)
 
 
-def after_steps(make, compile, *, dtype=torch.bfloat16, special=True, steps=3):
-    params = parameters(dtype)
+def after_steps(make, compile, *, dtype=torch.bfloat16, shapes=SHAPES, special=True, steps=3):
+    params = parameters(dtype, shapes)
     optimizer = make(params, compile=compile)
     for step in range(steps):
         give(params, step, special=special)
