@@ -41,12 +41,28 @@ def test_norms_of_nothing_zeros_and_what_is_no_number():
     assert norm(torch.tensor([-math.nan, 1])).isnan()
 
 
-@pytest.mark.parametrize("piece", [1, 300, 999, 1000])
-def test_the_norm_of_pieces_is_that_of_the_whole(piece):
+@pytest.mark.parametrize("n", [1, 3, 1000, 1024, 1025, 5000, 300_000, (1 << 20) + 1500])
+def test_the_norm_of_pieces_is_that_of_the_whole(n):
     # One piece dwarfs the others, so that exponents differ.
-    x = reals(1000)
-    x[:100] *= 1e-15
-    assert abs(norm(x, piece).item() / exact_norm(x) - 1) < norm_bound(1000)
+    x = reals(n)
+    x[: n // 10] *= 1e-15
+    assert abs(norm(x).item() / exact_norm(x) - 1) < norm_bound(20)
+
+
+def test_a_norm_is_added_in_its_documented_order():
+    """In NumPy: pieces by halves in float32, rows of their sums one after the other, a row by halves."""
+    x = reals((1 << 21) + 2500, 1e-3).numpy()
+    pieces = np.pad(x, (0, -len(x) % 1024)).reshape(-1, 1024)
+    units = np.float32(2) ** np.floor(np.log2(np.abs(pieces).max(1)))
+
+    def by_halves(rows):
+        while rows.shape[-1] > 1:
+            rows = np.add(*np.split(rows, 2, -1))
+        return rows[..., 0]
+
+    sums = by_halves((pieces / units[:, None]) ** 2).astype(np.float64) * units.astype(np.float64) ** 2
+    rows = np.pad(sums, (0, -len(sums) % 1024)).reshape(-1, 1024)
+    assert norm(torch.from_numpy(x)).item() == np.float32(np.sqrt(by_halves(np.cumsum(rows, 0)[-1])))
 
 
 @pytest.mark.slow
