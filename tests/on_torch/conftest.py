@@ -3,7 +3,7 @@
 import pytest
 
 from halfstep_torch.engine import compile_choice
-from halfstep_torch.engine.kernels import kernel
+from halfstep_torch.engine.kernels import kernel, norm_kernel
 from halfstep_torch.leaves import group_names
 from on_torch.demands import MAKERS
 
@@ -22,9 +22,12 @@ def _no_optimizer_was_built():
 @pytest.fixture
 def fresh():
     """Forget compiled kernels before and after."""
-    kernel.kernel_of.cache_clear()
+    made = kernel.kernel_of, norm_kernel.norm_kernel_of
+    for cached in made:
+        cached.cache_clear()
     yield
-    kernel.kernel_of.cache_clear()
+    for cached in made:
+        cached.cache_clear()
 
 
 @pytest.fixture

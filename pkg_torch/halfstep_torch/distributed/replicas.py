@@ -28,11 +28,7 @@ class Replica(Protocol):
 
     name: str
     param: Tensor
-
-    @property
-    def step(self) -> int:
-        """The count after this step."""
-        ...
+    step: int
 
     @property
     def grad(self) -> Tensor:

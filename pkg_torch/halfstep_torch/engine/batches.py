@@ -21,9 +21,10 @@ from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.number_places import flat
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot
-from halfstep_torch.leaves.checks import check_count, check_grad, check_weight
+from halfstep_torch.leaves.checks import LAST_STEP, check_count, check_grad, check_weight
 from halfstep_torch.leaves.memory import check_memory, has_memory, is_other_view
 from halfstep_torch.links.link import Link
+from halfstep_torch.numbers.global_norm import Each, norms_of_each
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import State
@@ -42,7 +43,6 @@ class Batch:
         device: of all slots.
         grad_dtype: of all gradients.
         slots: the parameters.
-        steps: the count of each after this step.
         numbers: of each of their counts after this step the numbers of each rule.
         host_keys: of their random words: a column for each slot.
         kernels: of each stage the kernel, or None; none of any stage where steps are plain.
@@ -53,7 +53,6 @@ class Batch:
     device: torch.device
     grad_dtype: torch.dtype
     slots: list[Slot]
-    steps: Sequence[int] = ()
     numbers: dict[int, list[Values]] = dataclasses.field(default_factory=dict)
     host_keys: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
     kernels: Sequence[Kernel | None] = ()
@@ -72,14 +71,9 @@ class Batch:
         return [slot.owner for slot in self.slots]
 
     @functools.cached_property
-    def indices(self) -> np.ndarray:
-        """The indices of the parameters among those of the step."""
-        return np.array([slot.index for slot in self.slots], np.intp)
-
-    @functools.cached_property
-    def ending(self) -> np.ndarray:
-        """The indices of those whose step ends with this batch."""
-        return np.array([slot.index for slot in self.slots if slot.ends], np.intp)
+    def counters(self) -> list[Tensor]:
+        """The count tensors of the parameters whose step ends with this batch."""
+        return list({id(slot.counter): slot.counter for slot in self.slots if slot.ends}.values())
 
     @functools.cached_property
     def _have_all(self) -> bool:
@@ -134,7 +128,7 @@ class Batch:
         keys, which = self.host_keys, None
         if len(self.numbers) > 1:
             at = {step: i for i, step in enumerate(self.numbers)}
-            which = np.array([at[self.steps[i]] for i in places], np.int32)
+            which = np.array([at[self.slots[i].step] for i in places], np.int32)
         return (
             np.ascontiguousarray(keys if len(places) == len(self.slots) else keys[:, places]),
             numbers,
@@ -188,11 +182,13 @@ def make_batches(
         if has_memory(param) and not is_sharded(param) and is_other_view(grad, param):
             param.grad = grad.clone()  # a step in pieces would read weights that have moved
         of_param = slots_of(group, name, param)
+        step = 1
         # Else all that is there was put there by others.
         if state and ("step" in state or not state.keys().isdisjoint(of_param[0].whole_plan.arrays)):
             check_count(group.caller, name, state.get("step"))
+            step = min(int(state["step"]) + 1, LAST_STEP)
         for slot in of_param:
-            slot.index = index
+            slot.step, slot.index = step, index
             kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
             kinds.setdefault(kind, []).append(slot)
     for i in [*groups][:1]:
@@ -240,8 +236,10 @@ def _mark(spec: StateArray, x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x if x.itemsize > 1 else x.to(torch.float32), math.inf)
 
 
-def measure(batches: Sequence[Batch]) -> Measured:
+def measure(batches: Sequence[Batch], each: Each = norms_of_each) -> Measured:
     """Return the measures of links that depend on all gradients, by group and place in the chain.
+
+    `each` has the bits of `norms_of_each`.
 
     Processes of a mesh exchange words here: once for each link of a chain, whatever groups it steps.
     """
@@ -252,13 +250,15 @@ def measure(batches: Sequence[Batch]) -> Measured:
             link, key = batch.group.links[j], (batch.group.index, j)
             if link.measures and key not in measured:
                 of_link = norms.setdefault(
-                    (id(link), batch.group.scale), _norms_of(batches, link, batch.group.scale)
+                    (id(link), batch.group.scale), _norms_of(batches, link, batch.group.scale, each)
                 )
                 measured[key] = link.measure(batch.group.values[j], of_link)
     return measured
 
 
-def _norms_of(batches: Iterable[Batch], link: Link, scale: float | None) -> Callable[[bool], Tensor]:
+def _norms_of(
+    batches: Iterable[Batch], link: Link, scale: float | None, each: Each
+) -> Callable[[bool], Tensor]:
     """Return a function that computes the `norms` of the gradients for a link, once."""
 
     @functools.cache
@@ -267,7 +267,9 @@ def _norms_of(batches: Iterable[Batch], link: Link, scale: float | None) -> Call
         slots.sort(key=lambda slot: slot.index)
         grads = [slot.grad for slot in slots]
         held = [slot.held for slot in slots]
-        return norms_of_shards(grads if scale is None else Unscaled(grads, scale), held, exact=exact)
+        if scale is not None:
+            return norms_of_shards(Unscaled(grads, scale), held, exact=exact)
+        return norms_of_shards(grads, held, exact=exact, each=each)
 
     return norms
 

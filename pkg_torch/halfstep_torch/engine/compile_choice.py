@@ -43,6 +43,12 @@ class CompileChoice:
             say_once(f"{caller}: plain steps, which have the same bits and are slower: {problem}.")
         return not problem
 
+    def uses(self, kernel: Kernel, device: torch.device) -> bool:
+        """Whether steps on a device use a kernel that is built; never raises."""
+        if self.choice is False or _problem_of(device):
+            return False
+        return kernel.is_ready(wait=self.choice is True)
+
     def has(self, caller: str, kernel: Kernel) -> bool:
         """Return whether a kernel can be called now.
 

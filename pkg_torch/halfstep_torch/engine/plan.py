@@ -15,6 +15,7 @@ import torch
 from halfstep.hyperparameters import Values
 from halfstep.random_words import word_role
 from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.scaling import NORMS, SCALED, may_scale
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.links.link import Link, ParamInfo
@@ -41,6 +42,20 @@ class Stream(NamedTuple):
     prefix: str
     before: bool
     roles: tuple[int, ...]
+
+
+class ScalingStages(NamedTuple):
+    """The two stages of a step in which a rule scales by norms (`scaling.py`).
+
+    Attributes:
+        place: of the rule among those of the plan.
+        measure: computes the update that comes to it, for the norms.
+        apply: changes weights and state.
+    """
+
+    place: int
+    measure: Stage
+    apply: Stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +105,17 @@ class Plan:
             negates=self.maximize and places.start == 0,
             applies=places.stop == count,
         )
+
+    @functools.cached_property
+    def scaling(self) -> ScalingStages | None:
+        """The stages of kernels if the only rule that is not elementwise may scale by norms."""
+        alone = [i for i, rule in enumerate(self.rules) if rule.scope != "elementwise"]
+        if len(alone) != 1 or not may_scale(self.rules[alone[0]]):
+            return None
+        (i,), (whole, before) = alone, map(self._stage, (range(len(self.rules)), range(alone[0] + 1)))
+        rules = *self.rules[:i], SCALED, *self.rules[i + 1 :]
+        measure = dataclasses.replace(before, rules=(*self.rules[:i], NORMS), applies=False)
+        return ScalingStages(i, measure, dataclasses.replace(whole, rules=rules))
 
     @functools.cached_property
     def padded_stages(self) -> tuple[Stage, ...]:

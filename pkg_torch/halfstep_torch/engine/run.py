@@ -7,7 +7,9 @@ from torch import Tensor
 
 from halfstep_torch.distributed.norms import SharedNorms
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.plain import piece_length, step_pieces
+from halfstep_torch.engine.scaled_step import ScaledStep
 from halfstep_torch.engine.slots import Slot
 
 Walk = Generator[Sequence, None, None]
@@ -21,10 +23,17 @@ StepApart = Callable[[Batch, int, Mapping[int, Tensor]], Leaving]
 _TOGETHER = 1 << 22
 
 
-def run_batch(batch: Batch, step_apart: StepApart) -> list[tuple[Walk, Sequence]]:
-    """Step the slots of a batch in place; return those that wait for other processes, with their requests."""
-    waiting = []
-    for places in _groups(batch):
+def run_batch(
+    batch: Batch, step_apart: StepApart, scaled: ScaledStep | None = None
+) -> list[tuple[Walk, Sequence]]:
+    """Step the slots of a batch in place; return those that wait for other processes, with their requests.
+
+    `scaled` has the kernels of a batch in which a rule scales by norms.
+    """
+    waiting, rest = [], range(len(batch.slots))
+    if scaled is not None:
+        rest = scaled.run(batch, batch.gradients(rest))
+    for places in _groups(batch, rest):
         walk = _walk(batch, places, step_apart)
         if (asked := next(walk, None)) is not None:
             waiting.append((walk, asked))
@@ -33,17 +42,18 @@ def run_batch(batch: Batch, step_apart: StepApart) -> list[tuple[Walk, Sequence]
     return waiting
 
 
-def _groups(batch: Batch) -> list[list[int]]:
+def _groups(batch: Batch, places: Sequence[int]) -> list[list[int]]:
     """Return the places of slots that go through all stages together."""
     if len(batch.plan.stages) == 1:
-        return [list(range(len(batch.slots)))]
+        return [list(places)]
     groups, room = [], 0
-    for place, slot in enumerate(batch.slots):
-        if not groups or slot.param.numel() > room:
+    for place in places:
+        elements = batch.slots[place].param.numel()
+        if not groups or elements > room:
             groups.append([])
             room = _TOGETHER
         groups[-1].append(place)
-        room -= slot.param.numel()
+        room -= elements
     return groups
 
 
@@ -88,7 +98,7 @@ def _alike(batch: Batch, k: int, places: Sequence[int]) -> list[list[int]]:
     filled: dict[tuple, int] = {}
     for place in places:
         slot = batch.slots[place]
-        key, elements = (slot.plan.stages[k], batch.steps[place]), slot.param.numel()
+        key, elements = (slot.plan.stages[k], slot.step), slot.param.numel()
         if key not in alike or filled[key] + elements > piece_length(slot.param.device):
             alike.setdefault(key, []).append([])
             filled[key] = 0
@@ -110,7 +120,7 @@ def _step_packed(
     params = [slot.param.detach().view(-1) for slot in slots]
     p, g = torch.cat(params), torch.cat([arriving[place].reshape(-1) for place in places])
     u = None if leaving is None else torch.empty(len(p), dtype=torch.float32, device=p.device)
-    stage, numbers = slots[0].plan.stages[k], batch.stage_numbers(k)[batch.steps[places[0]]]
+    stage, numbers = slots[0].plan.stages[k], batch.stage_numbers(k)[slots[0].step]
     arrays = {name: [slot.state[name].view(-1) for slot in slots] for name in stage.arrays}
     state = {name: torch.cat(parts) for name, parts in arrays.items()}
     of_slots = torch.from_numpy(batch.host_keys[:, places])
@@ -121,7 +131,7 @@ def _step_packed(
     if u is not None and leaving is not None:
         pairs = [([leaving[place].view(-1) for place in places], u)]
     for parts, packed in [*pairs, *((arrays[name], x) for name, x in state.items())]:
-        torch.split_with_sizes_copy(packed, [x.numel() for x in parts], out=parts)
+        for_each("copy_", parts, list(packed.split([x.numel() for x in parts])))
 
 
 def _step_plainly(batch: Batch, k: int, place: int, g: Tensor, u: Tensor | None) -> None:
@@ -130,7 +140,7 @@ def _step_plainly(batch: Batch, k: int, place: int, g: Tensor, u: Tensor | None)
     p = param if param.is_contiguous() else param.contiguous()
     if g.device != p.device:
         g = g.to(p.device)
-    numbers, keys = batch.stage_numbers(k)[batch.steps[place]], batch.host_keys[:, place].tolist()
+    numbers, keys = batch.stage_numbers(k)[slot.step], batch.host_keys[:, place].tolist()
     step_pieces(slot.plan.stages[k], p, g, u, slot.state, numbers, keys, slot.indices)
     if p is not param:
         param.copy_(p)
@@ -143,7 +153,7 @@ def _update_like(slot: Slot) -> Tensor:
 def step_array(batch: Batch, k: int, place: int, u: Tensor, op: SharedNorms | None = None) -> Tensor:
     """Run the k-th stage on the local part of a parameter, in its shape; return the outgoing update."""
     stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.host_keys[:, place].tolist()
-    numbers = batch.stage_numbers(k)[batch.steps[place]]
+    numbers = batch.stage_numbers(k)[slot.step]
     state = {name: slot.state[name].reshape(-1) for name in stage.arrays}
     words = stage.array_words(keys, batch.device)
     out, new_state = stage.run(slot.param.detach(), u, state, numbers, words, op)

@@ -3,7 +3,7 @@
 Contract: N1, N2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,17 +30,25 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
     return global_norms(tensors, exact=exact)[0]
 
 
-def global_norms(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
+Each = Callable[[Sequence[Tensor]], Tensor]
+"""From arrays to the `norms` of each, in rows."""
+
+
+def norms_of_each(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the `norms` of each of some arrays, on the device of the first."""
+    made = torch.empty(len(tensors), 2, dtype=torch.float32, device=tensors[0].device)
+    for i, x in enumerate(tensors):
+        made[i] = norms(x)
+    return made
+
+
+def global_norms(tensors: Sequence[Tensor], *, exact: bool = False, each: Each = norms_of_each) -> Tensor:
     """Return the norm over all tensors, and that of 2^-64 times them."""
     if not tensors:
         return torch.zeros(2, dtype=torch.float32)
-    device = tensors[0].device
     if not exact:
-        parts = torch.empty(len(tensors), 2, dtype=torch.float32, device=device)
-        for i, x in enumerate(tensors):
-            parts[i] = norms(x)
-        return norms_of_parts(parts)
-    largest = largest_pattern(tensors, device)
+        return norms_of_parts(each(tensors))
+    largest = largest_pattern(tensors, tensors[0].device)
     return roots_of(sum_of_squares(tensors, largest), largest)
 
 

@@ -32,8 +32,8 @@ class Lamb(Optimizer):
 
     Arguments and errors are those of `AdamW`, with `max_norm` and `exact` of `scale_by_trust_ratio`. Without
     `max_norm`, steps at a constant rate grow with the weights; None is no bound, as You et al.'s text has it.
-    Under "split8", "split16" and "master" norms too are taken of the float32 weights. Compiled, what comes
-    before the ratio has the same bits.
+    Under "split8", "split16" and "master" norms too are taken of the float32 weights. Compiled
+    steps have the bits of plain ones, and keep no update.
 
     Args:
         bias_correction: present in v1 and the final paper, absent in v3; without decay and `eps` the ratio

@@ -8,8 +8,9 @@ every loop has a constant or a vectorized length. A row never crosses the end of
 multiple of 2^32 of the index (contract W8).
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
+from halfstep.kernels.c_norms import C_NORMS
 from halfstep.kernels.graph import Graph, Node
 from halfstep.random_words import GOLDEN_RATIO
 
@@ -46,7 +47,8 @@ static void update(const i64 *entry, i64 start, i64 stop, i64 param, const Job *
     at += count;
   }
 }
-
+"""
+_STEP = """
 static void work(void *data) {
   Job *job = data;
   const i64 id = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
@@ -77,13 +79,23 @@ void step(i64 params, const i64 *table, const u32 *keys, const float *numbers, c
 
 
 def c_driver(graph: Graph, arrays: Sequence[Array], scalars: Sequence[Node]) -> str:
-    """Return the source of `step`, given the arrays and the scalars that `row` takes."""
+    """Return the source of `step`, or of `norms`, given the arrays and the scalars that `row` takes."""
     cut, width = bool(graph.cuts), graph.width if graph.cuts else LANES
-    unit = f"entry[1] ? entry[1] : {width}" if cut else "64"
     values = "".join(f", {_value(x, graph.second_keys)}" for x in scalars)
-    piece = (_block if cut else _span)(arrays, width, values)
-    text = _DRIVER.replace("@PIECE@", "\n".join(f"    {line}" for line in piece))
-    return text.replace("@COLUMNS@", str(len(FIELDS) + len(arrays))).replace("@UNIT@", unit)
+    piece = (_block if cut else _span)(arrays, width, values, graph.outputs)
+    inserted = {
+        "PIECE": "\n".join(f"    {line}" for line in piece),
+        "COLUMNS": len(FIELDS) + len(arrays),
+        "UNIT": f"entry[1] ? entry[1] : {width}" if cut else "64",
+        "WIDTH": width,
+        "CUT": int(cut),
+        "NORMS": len(graph.norms),
+        "FIRST": len(FIELDS) + 2,
+    }
+    text = _DRIVER + (C_NORMS if graph.norms else _STEP)
+    for name, value in inserted.items():
+        text = text.replace(f"@{name}@", str(value))
+    return text
 
 
 def variable(name: str) -> str:
@@ -100,7 +112,7 @@ def _value(node: Node, second_keys: frozenset[int]) -> str:
     return f"(i32)(keys[{i} * params + param]{high})"
 
 
-def _span(arrays: Sequence[Array], width: int, values: str) -> list[str]:
+def _span(arrays: Sequence[Array], width: int, values: str, made: Container[str]) -> list[str]:
     """Return the update of contiguous elements without blocks: whole vectors in place, then the rest."""
     here = [
         f"{of} *{variable(name)} = ({of} *)entry[{len(FIELDS) + i}] + at;"
@@ -115,12 +127,12 @@ def _span(arrays: Sequence[Array], width: int, values: str) -> list[str]:
         f"const i64 whole = count & -{width};",
         f"row({given}, whole, (u32)index{values});",
         "if (count > whole) {",
-        *_on_stack(arrays, width, "count - whole", beyond, f"(u32)(index + whole){values}"),
+        *_on_stack(arrays, width, "count - whole", beyond, f"(u32)(index + whole){values}", made),
         "}",
     ]
 
 
-def _block(arrays: Sequence[Array], width: int, values: str) -> list[str]:
+def _block(arrays: Sequence[Array], width: int, values: str, made: Container[str]) -> list[str]:
     """Return the update of one block of the coarsest cut: in place if it is whole."""
     here = ["const i64 of_run = at / run, in_run = at % run;", f"if (count > {width}) count = {width};"]
     here += ["if (count > run - in_run) count = run - in_run;"]
@@ -132,13 +144,15 @@ def _block(arrays: Sequence[Array], width: int, values: str) -> list[str]:
         *here,
         f"if (count == {width}) row({given}, count, (u32)index{values});",
         "else {",
-        *_on_stack(arrays, width, "count", given, f"(u32)index{values}"),
+        *_on_stack(arrays, width, "count", given, f"(u32)index{values}", made),
         "}",
     ]
 
 
-def _on_stack(arrays: Sequence[Array], width: int, count: str, given: str, rest: str) -> list[str]:
-    """Return the update of fewer than `width` elements."""
+def _on_stack(
+    arrays: Sequence[Array], width: int, count: str, given: str, rest: str, made: Container[str]
+) -> list[str]:
+    """Return the update of fewer than `width` elements. Arrays that are not `made` stay as they are."""
     lines, sources = [f"  const i64 some = {count};"], given.split(", ")
     size = {name: f"(some + {shared - 1}) / {shared} * (i64)sizeof({of})" for name, of, shared in arrays}
     for name, of, shared in arrays:
@@ -146,10 +160,10 @@ def _on_stack(arrays: Sequence[Array], width: int, count: str, given: str, rest:
             f"  {of} short_{variable(name)}[{-(-width // shared)}] __attribute__((aligned(64))) = {{0}};"
         )
     for (name, *_), source in zip(arrays, sources, strict=True):
-        if name != "u":
+        if name != "u" and not name.startswith("norm."):
             lines.append(f"  memcpy(short_{variable(name)}, {source}, {size[name]});")
     lines.append(f"  row({', '.join(f'short_{variable(name)}' for name, *_ in arrays)}, {width}, {rest});")
     for (name, *_), source in zip(arrays, sources, strict=True):
-        if name != "g":
+        if name in made:
             lines.append(f"  memcpy({source}, short_{variable(name)}, {size[name]});")
     return lines

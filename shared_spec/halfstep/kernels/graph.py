@@ -20,7 +20,8 @@ Inputs, by name:
                 times the golden ratio, to every k1 (contract W8).
 
 Outputs, by name: p, or u for the float32 update of a step that does not change the weights, and state
-arrays. Dtypes are named as NumPy and ml_dtypes name them.
+arrays. Or norm.u and norm.p: float32 elements that are squared and added, and stored nowhere. Dtypes are
+named as NumPy and ml_dtypes name them.
 
 Operations round once each, integers wrap, and NaN passes through `minimum` and `maximum`:
 
@@ -111,6 +112,7 @@ class Graph:
         nodes: in the order of execution. Only nodes that an output reads.
         outputs: by name.
         memory: the arrays of a parameter in a kernel's order: p, g, u if it is an output, and state arrays.
+            In the place of u there may be the sums of squares of norm.u and norm.p.
         cuts: the distinct lengths of blocks, the coarsest first.
         width: elements of a row.
         numbers: how many numbers a step has.
@@ -147,6 +149,11 @@ class Graph:
     def inputs(self) -> dict[str, Node]:
         """The inputs that are read, by name."""
         return {node.args[0]: node for node in self.nodes if node.op == "input"}
+
+    @property
+    def norms(self) -> list[str]:
+        """The outputs that are squared and added."""
+        return [name for name in self.outputs if name.startswith("norm.")]
 
     def __repr__(self) -> str:
         lines = [repr(node) for node in self.nodes]

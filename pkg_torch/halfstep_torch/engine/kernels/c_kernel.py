@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from halfstep.kernels.build import Library
 from halfstep.kernels.c_driver import FIELDS
@@ -30,7 +31,8 @@ class CKernel:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._library, self._step = Library(c_source(graph)), None
+        self._library, self._function = Library(c_source(graph)), None
+        self._name = "norms" if graph.norms else "step"
 
     @property
     def problem(self) -> str:
@@ -39,20 +41,30 @@ class CKernel:
 
     def is_built(self, *, wait: bool) -> bool:
         """Whether the library is there; `wait` for the compiler."""
-        if self._step is None and (library := self._library.get(wait=wait)) is not None:
-            self._step = library.step
-            self._step.restype, self._step.argtypes = None, _ARGUMENTS
-        return self._step is not None
+        if self._function is None and (library := self._library.get(wait=wait)) is not None:
+            self._function = getattr(library, self._name)
+            self._function.restype = None
+            self._function.argtypes = _ARGUMENTS if self._name == "step" else [*_ARGUMENTS, ctypes.c_void_p]
+        return self._function is not None
 
     def __call__(
-        self, table: np.ndarray, keys: np.ndarray, numbers: np.ndarray, which: np.ndarray | None
+        self,
+        table: np.ndarray,
+        keys: np.ndarray,
+        numbers: np.ndarray,
+        which: np.ndarray | None,
+        *made: Tensor,
     ) -> None:
-        """Update the parameters of a table, with the keys of each in a column, and numbers by count."""
-        assert self._step is not None
-        self._step(
+        """Update the parameters of a table, with the keys of each in a column, and numbers by count.
+
+        A kernel of norms writes what is `made`: float64 sums of squares, a column for each parameter.
+        """
+        assert self._function is not None
+        self._function(
             len(table), table.ctypes.data, keys.ctypes.data, numbers.ctypes.data,
             None if which is None else which.ctypes.data, numbers.shape[-1],
             int(table[:, FIELDS.index("elements")].sum()), torch.get_num_threads(), _openmp_team(),
+            *(x.data_ptr() for x in made),
         )  # fmt: skip
 
 

@@ -5,9 +5,11 @@ stage ── trace ──▶ graph ── simplify ──▶ graph ─┬─ c_s
 """
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from halfstep.hyperparameters import Values
 from halfstep.kernels.c_driver import FIELDS
@@ -36,9 +38,12 @@ class Kernel:
         self._made: CKernel | TritonKernel | None = None
         self.missing, self._problem, self._is_checked = "", "", False
         try:
-            self._made = generated(stage, places, incoming, device)
+            self._made = self._generated()
         except NoGeneratedForm as error:
             self.missing = str(error)
+
+    def _generated(self) -> CKernel | TritonKernel:
+        return generated(self._stage, self._places, self._incoming, self._device)
 
     @property
     def problem(self) -> str:
@@ -84,43 +89,53 @@ class Kernel:
 
     def _has_same_bits(self) -> bool:
         """Whether the kernel has the bits of plain steps on scratch memory."""
-        stage, device, generator = self._stage, self._device, torch.Generator().manual_seed(0)
-        n = 8 * stage.width + (0 if stage.blocks else 5)
-        count, columns = len(flat(self._places)), sum(1 + len(roles) for roles in stage.roles)
-        numbers = np.random.default_rng(0).uniform(0.25, 0.75, (1, count)).astype(np.float32)
-        keys = np.arange(1, 2 * columns + 1, 2, dtype=np.uint32)[:, None].copy()
-        p = torch.randn(n, generator=generator).to(device, stage.dtype)
-        state = {
-            name: torch.full((spec.size(n),), spec.start, dtype=torch.float32, device=device).to(spec.dtype)
-            for name, spec in stage.arrays.items()
-        }
-        ours, theirs = ([p.clone(), {name: x.clone() for name, x in state.items()}] for _ in range(2))
+        stage, trial = self._stage, Trial(self._stage, self._places, self._device)
+        ours, theirs = ([trial.p.clone(), {name: x.clone() for name, x in trial.state.items()}] for _ in "ab")
         for _ in range(_TRIAL_STEPS):
-            g = torch.randn(n, generator=generator).to(device, self._incoming)
-            u = [
-                None if stage.applies else torch.zeros(n, device=device, dtype=torch.float32)
-                for _ in range(2)
-            ]
+            g = trial.gradient(self._incoming)
+            u = [None if stage.applies else torch.zeros_like(g, dtype=torch.float32) for _ in "ab"]
             arrays = [ours[0], g, *(x for x in u[:1] if x is not None), *ours[1].values()]
-            fields = {"elements": n, "run": 0, "first": 0, "window_run": n, "window_skip": 0}
-            row = [*(fields[name] for name in FIELDS), *(x.data_ptr() for x in arrays)]
-            self(np.array([row], np.int64), keys, numbers, None)
-            by_name = unflat(self._places, numbers[0].tolist())
-            step_pieces(
-                stage,
-                theirs[0],
-                g,
-                u[1],
-                theirs[1],
-                by_name,
-                keys[:, 0].view(np.int32).tolist(),
-                torch.arange,
-            )
+            self(trial.table(arrays), trial.keys, trial.numbers, None)
+            step_pieces(stage, theirs[0], g, u[1], theirs[1], trial.by_name, trial.of_leaf, torch.arange)
             pairs = [(ours[0], theirs[0]), *zip(ours[1].values(), theirs[1].values(), strict=True)]
             pairs += [(u[0], u[1])] if u[0] is not None else []
             if not all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in pairs):
                 return False
         return True
+
+
+class Trial:
+    """Scratch memory on which a kernel is compared with plain steps.
+
+    Attributes:
+        p, state: the first weights and state arrays.
+        keys, numbers: as kernels take them; `of_leaf` and `by_name` as plain steps do.
+    """
+
+    def __init__(self, stage: Stage, places: Values, device: torch.device) -> None:
+        self._generator, self._device = torch.Generator().manual_seed(0), device
+        n = 8 * stage.width + (0 if stage.blocks else 5)
+        count, columns = len(flat(places)), sum(1 + len(roles) for roles in stage.roles)
+        self.numbers = np.random.default_rng(0).uniform(0.25, 0.75, (1, count)).astype(np.float32)
+        self.keys = np.arange(1, 2 * columns + 1, 2, dtype=np.uint32)[:, None].copy()
+        self.by_name = unflat(places, self.numbers[0].tolist())
+        self.of_leaf = self.keys[:, 0].view(np.int32).tolist()
+        self.p = torch.randn(n, generator=self._generator).to(device, stage.dtype)
+        self.state = {
+            name: torch.full((spec.size(n),), spec.start, dtype=torch.float32, device=device).to(spec.dtype)
+            for name, spec in stage.arrays.items()
+        }
+
+    def gradient(self, dtype: torch.dtype) -> Tensor:
+        """Return the gradient of the next step."""
+        return torch.randn(self.p.shape, generator=self._generator).to(self._device, dtype)
+
+    def table(self, arrays: Sequence[Tensor]) -> np.ndarray:
+        """Return the table of one parameter."""
+        n = self.p.numel()
+        fields = {"elements": n, "run": 0, "first": 0, "window_run": n, "window_skip": 0}
+        row = [*(fields[name] for name in FIELDS), *(x.data_ptr() for x in arrays)]
+        return np.array([row], np.int64)
 
 
 def generated(

@@ -1,5 +1,6 @@
 """Tracing a stage: `Stage.run` runs once on tensors without memory, and each operation becomes a node."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from halfstep.hyperparameters import Values
 from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm, RowArray, is_float
 from halfstep_torch.engine.number_places import flat, unflat
+from halfstep_torch.engine.scaling import WEIGHTS
 from halfstep_torch.engine.stage import Stage
 
 _SAME = {
@@ -83,13 +85,24 @@ def trace(stage: Stage, places: Values, grad_dtype: torch.dtype) -> Graph:
         out, new = stage.run(p, g, state, unflat(places, numbers), stage.row_words(lambda: index, keys))
         outputs = {"p" if stage.applies else "u": tracer.of(out)}
         outputs |= {
-            name: tracer.cast(tracer.of(array), dtype_name(state[name].dtype)) for name, array in new.items()
+            name: tracer.cast(tracer.of(array), dtype_name(state[name].dtype) if name in state else "float32")
+            for name, array in new.items()
         }
     cuts = tuple(blocks.size for blocks in stage.blocks)
     memory = _memory(stage, grad_dtype)
     return Graph(
         tracer.nodes, outputs, memory, cuts, width, len(numbers), len(keys), _second_keys(stage.roles)
     )
+
+
+def measured(graph: Graph) -> Graph:
+    """Return the graph of a stage that leaves an update, of which only norms are taken."""
+    outputs = {"norm.u": graph.outputs["u"]}
+    if WEIGHTS in graph.outputs:
+        outputs["norm.p"] = graph.outputs[WEIGHTS]
+    p, g, _, *state = graph.memory
+    memory = p, g, *(RowArray(name, "float32") for name in outputs), *state
+    return dataclasses.replace(graph, outputs=outputs, memory=memory)
 
 
 def _memory(stage: Stage, grad_dtype: torch.dtype) -> tuple[RowArray, ...]:

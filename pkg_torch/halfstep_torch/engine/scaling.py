@@ -1,0 +1,134 @@
+"""A rule that multiplies an update by one number, which norms give: the trust ratio of LAMB.
+
+Plain steps keep the update of a parameter until its norm is known. Kernels keep none: they compute the update
+twice, first for the norms and then for the weights.
+
+    measure   the rules before, and `NORMS`: nothing is written but sums of squares
+    apply     all rules, with `SCALED` in the place of the one that scales
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from halfstep.hyperparameters import Values
+from halfstep.moments import Moments
+from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.numbers.norms import norms_of_sums
+from halfstep_torch.numbers.op import BareOperand, TorchOp, tensor_numbers
+from halfstep_torch.storage.stored_moment import Arrays, Words
+
+WEIGHTS = "weights"
+"""What `NORMS` adds to the arrays of a stage: the float32 weights that the rule in its place sees."""
+
+
+class Scale(NamedTuple):
+    """The numbers of `SCALED`: the update becomes ratio (scale u)."""
+
+    ratio: Any
+    scale: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scaled:
+    name = "scaled"
+    scope = "elementwise"
+    needs = "update"
+
+    def update(self, g, p, n, m, op):
+        """Return ratio (scale u)."""
+        return op.scaled(g, n.ratio, n.scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Norms(_Scaled):
+    name = "norms"
+
+
+class _BoundNorms(BoundRule):
+    def update(
+        self,
+        u: Tensor,
+        p: Tensor,
+        state: Arrays,
+        numbers: Values,
+        words: Sequence[Words],
+        op: TorchOp | None = None,
+    ) -> tuple[Tensor, Arrays]:
+        return u, {WEIGHTS: p}
+
+
+SCALED, NORMS = BoundRule(_Scaled(), wide_weights=False), _BoundNorms(_Norms())
+
+
+def may_scale(rule: BoundRule) -> bool:
+    """Whether a rule may multiply its update by a number that norms give; `scale_of` finds out."""
+    return rule.scope == "parameter" and rule.rule.needs == "norms" and not rule.moments
+
+
+class NotScaling(Exception):
+    """Raised where a rule does something else than to multiply its update by a number."""
+
+
+def scale_of(rule: BoundRule, numbers: Values, of_update: Tensor, of_weights: Tensor) -> Scale:
+    """Return the numbers of `SCALED` for parameters, given float64 sums of squares of each.
+
+    Raises:
+        NotScaling: if the rule does something else, or asks for exact norms.
+    """
+    op = _ScaleOp(norms_of_sums(of_update), norms_of_sums(of_weights))
+    if rule.tensor_numbers:
+        numbers = tensor_numbers(numbers, of_update.device)
+    try:
+        left = rule.rule.update(op.update, op.weights, numbers, Moments(rule.rule.name, {}), op)
+    except Exception as error:  # of a rule that does more with arrays than these can
+        raise NotScaling(str(error)) from error
+    if op.left is None or left is not op.left:
+        raise NotScaling("an update that is not op.scaled(g, ...)")
+    like = {"dtype": torch.float32, "device": of_update.device}
+    return Scale(*(torch.as_tensor(x, **like).expand(of_update.shape) for x in op.left))
+
+
+class _ScaleOp(TorchOp):
+    """The operations of a rule on numbers of many parameters; the arrays are names without elements."""
+
+    def __init__(self, of_update: Tensor, of_weights: Tensor) -> None:
+        self.update, self.weights = object(), object()
+        self.left: tuple[BareOperand, BareOperand] | None = None
+        self._norms = {id(self.update): of_update, id(self.weights): of_weights}
+
+    def norms_of(self, x: object, exact: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the known norms."""
+        if exact or id(x) not in self._norms:
+            raise NotScaling("an exact norm, or the norm of another array")
+        return self._norms[id(x)]
+
+    def scaled(self, x: object, ratio: BareOperand, scale: BareOperand = 1.0) -> object:  # pyright: ignore
+        """Note what the update is multiplied by."""
+        if x is not self.update:
+            raise NotScaling("another array than the update")
+        self.left = ratio, scale
+        return self.left
+
+    @staticmethod
+    def power(x: Tensor, y: BareOperand) -> Tensor:
+        """Return x^y: of each number alone, since torch's vectors have powers with other last bits."""
+        return _one_by_one(TorchOp.power, x, y)
+
+    @staticmethod
+    def apply(function: Callable, *xs: BareOperand) -> Any:
+        """Return function(*xs), of the numbers of each parameter alone."""
+        return _one_by_one(function, *xs)
+
+
+def _one_by_one(function: Callable, *xs: BareOperand) -> Tensor:
+    """Return a function of the numbers of each parameter: as 0-d tensors, which plain steps have."""
+    shape = torch.broadcast_shapes(*(x.shape for x in xs if isinstance(x, Tensor)))
+    listed = [x.expand(shape).unbind() if isinstance(x, Tensor) and shape else [x] for x in xs]
+    count = max(map(len, listed))
+    columns = (x * count if len(x) < count else x for x in listed)
+    made = [function(*of_one) for of_one in zip(*columns, strict=True)]
+    return torch.stack(made) if shape else made[0]
