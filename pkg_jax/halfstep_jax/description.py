@@ -12,13 +12,16 @@ from halfstep.storage.formats import DType
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
+from halfstep_jax.storage.format_tag import check_tags
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.watched_updates import is_wide
 from halfstep_jax.weights.chain_check import ChainFault, chain_fault
 from halfstep_jax.weights.weight_rule import WeightRule
 
 
-def describe(tx: optax.GradientTransformation, params: Tree, **extra_args: object) -> Description:
+def describe(
+    tx: optax.GradientTransformation, params: Tree, state: Tree = None, **extra_args: object
+) -> Description:
     """Report the format and the rounding of every weight and its state, and the reason for each.
 
     It shows where a format that you asked for is not used, because an array is too small for scales. It also
@@ -27,7 +30,11 @@ def describe(tx: optax.GradientTransformation, params: Tree, **extra_args: objec
     Args:
         tx: any Optax transform; of links that are not of this package only shapes and dtypes are known.
         params: the weights, or their shapes and dtypes.
+        state: a state to check, such as one that was restored; None for none.
         extra_args: what `tx.update` wants beside updates, state and params, such as `value`.
+
+    Raises:
+        ValueError: if `state` is of a recipe other than that of `tx`.
 
     Example:
         >>> from halfstep_jax import adamw, scaled
@@ -41,7 +48,9 @@ def describe(tx: optax.GradientTransformation, params: Tree, **extra_args: objec
 
     Source: ours.
     """
-    links, state, _ = state_map(tx, params)
+    links, made, shapes = state_map(tx, params)
+    if state is not None:
+        check_tags("describe", shapes, state)
     fault = chain_fault(tx, params, extra_args)
     stored_by = {
         name: link.rule for link in links if _stores_weights(link) for name, _ in named_leaves(link.params)
@@ -53,7 +62,7 @@ def describe(tx: optax.GradientTransformation, params: Tree, **extra_args: objec
     for name, p in named_leaves(params):
         arrays += [_weight(name, p, stored_by.get(name), fault), *rows[name]]
     known = {id(x) for link in links for x in jax.tree.leaves(_own_state(link))}
-    others = [(name, x) for name, x in named_leaves(state) if id(x) not in known and hasattr(x, "shape")]
+    others = [(name, x) for name, x in named_leaves(made) if id(x) not in known and hasattr(x, "shape")]
     arrays += [
         ArrayDescription(name, "other", x.shape, str(x.dtype), "", _nbytes(x), "of a link without formats")
         for name, x in others

@@ -19,6 +19,7 @@ from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import check_params, named_leaves
 from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments, nonfinite_moments
 from halfstep_jax.numbers.global_norm import global_norm
+from halfstep_jax.storage.format_tag import check_tags
 from halfstep_jax.watched_updates import WatchedUpdates, watching
 from halfstep_jax.weights.chain_check import as_stepped, chain_fault
 from halfstep_jax.weights.nan_check import advice_on_nan, small
@@ -78,7 +79,9 @@ def diagnose(
     params = as_stepped(tx, params)
     fault = chain_fault(tx, params, extra_args)
     tx = _with_extra_args(tx, extra_args)
-    state = tx.init(params) if state is None else state
+    if state is None:
+        state = tx.init(params)
+    check_tags(_FUNCTION, jax.eval_shape(tx.init, params), state)
     changed = fault.leaves if fault else frozenset()
     stored = weights_that_links_store(tx, params) - changed
     zeros = jax.tree.map(jnp.zeros_like, grads)

@@ -19,6 +19,7 @@ from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS
 from halfstep_jax.storage.ends import count_at_ends, moment_pairs
+from halfstep_jax.storage.format_tag import check_tags
 from halfstep_jax.weights.chain_check import chain_fault
 
 _INJECTED = "hyperparams/learning_rate"
@@ -33,6 +34,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         super().__init__(every)
         self._tx, self._extra_args = tx, extra_args
         self._measure: Any = None  # a compiled function, once described
+        self._made: Tree = None  # the state that tx makes, as shapes
         self._formats: dict[tuple[str, str], str] = {}
         self._feeds_back, self._largest_rate = False, 0.0
 
@@ -45,6 +47,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
 
         Raises:
             TypeError: inside a function that JAX traces, such as under `jax.jit`: it would measure nothing.
+            ValueError: if `state` is of a recipe other than that of `tx`.
         """
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((params, state))):
             raise TypeError(
@@ -58,6 +61,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
 
     def _measured(self, before: Tree, params: Tree, state: Tree) -> list[float]:
         self._describe(params)
+        check_tags("Monitor", self._made, state)
         self._watch_rate(state)
         return jax.device_get(self._measure(before, params, state)).tolist()
 
@@ -87,6 +91,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         """Ask once which weights a link stores, and in which formats moments are kept."""
         if self._measure is not None:
             return
+        self._made = jax.eval_shape(self._tx.init, params)
         fault = chain_fault(self._tx, params, self._extra_args)
         stored = weights_that_links_store(self._tx, params) - (fault.leaves if fault else frozenset())
         rows = describe(self._tx, params, **self._extra_args).arrays

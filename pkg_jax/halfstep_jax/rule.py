@@ -269,8 +269,8 @@ def state_type(rule: type[Rule]) -> type[Tree]:
 @functools.cache
 def _derived_state(rule: type[Rule]) -> type[Tree]:
     names = list(declared(rule).moments)
-    names += [f"{name}_scale" for name in names]
-    nothing = [optax.EmptyState()] * (len(names) // 2)
+    names += [*(f"{name}_scale" for name in names), "formats"]
+    nothing = [optax.EmptyState()] * (len(names) // 2 + 1)
     made: Any = collections.namedtuple(  # a class, which is changed below
         "State", ("count", "seed", *names), defaults=nothing, module=rule.__module__
     )

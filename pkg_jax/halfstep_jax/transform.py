@@ -46,6 +46,7 @@ from halfstep_jax.rule import (
     step_moments,
     with_fields,
 )
+from halfstep_jax.storage.format_tag import check_tag, new_tag, tag_of
 from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.watched_updates import watched
@@ -106,6 +107,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     stored = {name: StoredMoment.of(rule, field) for name, field in moments_of(rule).items()}
     _check_units(rule, stored)
     _check_numbers_now(rule)
+    tag = tag_of({name: moment.asked_for for name, moment in stored.items()})
     _try(rule, stored)
     words = seed_words(rule.name, getattr(rule, "seed", 0))
 
@@ -120,7 +122,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         check_params(rule.name, params)
         _say_what_stays_wide(rule, stored, params)
         trees = {name: moment.init(params) for name, moment in stored.items()}
-        return _state(rule, jnp.zeros([], jnp.int32), new_seed(words, params, trees), trees)
+        return _state(rule, jnp.zeros([], jnp.int32), new_seed(words, params, trees), trees, new_tag(tag))
 
     def update(updates, state, params=None, **extra_args):
         del extra_args
@@ -129,6 +131,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         weights = _weights(rule, leaves, params)
         if stored or schedules(rule):
             check_state(rule.name, state, state_type(type(rule)) if stored else ScheduleState)
+            check_tag(rule.name, state, tag)
         before = state.count if stored or schedules(rule) else None
         count = None if before is None else next_count(before)
         numbers = numbers_at(rule, before, count)
@@ -141,7 +144,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
             us = watched(rule.name, leaves, weights, leaves.widened(us, params))
         else:
             us = leaves.widened(us)
-        return us, _state(rule, count, state.seed, trees)
+        return us, _state(rule, count, state.seed, trees, state.formats)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -324,12 +327,11 @@ def _weights(rule: Rule, leaves: Leaves, params) -> list[Tree]:
     return leaves.weights(params)
 
 
-def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Tree:
+def _state(rule: Rule, count, seed, trees: dict[str, tuple], formats: Tree) -> Tree:
     """Return the state from the trees of codes and scales of each moment."""
     codes = {name: tree for name, (tree, _) in trees.items()}
-    return state_type(type(rule))(
-        count=count, seed=seed, **codes, **{f"{k}_scale": s for k, (_, s) in trees.items()}
-    )
+    scales = {f"{name}_scale": tree for name, (_, tree) in trees.items()}
+    return state_type(type(rule))(count=count, seed=seed, **codes, **scales, formats=formats)
 
 
 def _say_what_stays_wide(rule: Rule, stored: dict[str, StoredMoment], params) -> None:
@@ -397,7 +399,7 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         if not stored:
             return _without_moments(tried, leaves, [p], numbers)
         trees = {name: moment.init(g) for name, moment in stored.items()}
-        state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
+        state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees, optax.EmptyState())
         return _with_moments(tried, stored, leaves, [p], [None], numbers, state, count)
 
     with known_shards({}), unshared_keys():  # The rule may be made inside `jax.shard_map`, or an alias.

@@ -14,6 +14,7 @@ from halfstep.float_formats import FLOAT_FORMATS
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, difference, named_leaves
 from halfstep_jax.numbers.rounding import round_and_cast
+from halfstep_jax.storage.format_tag import check_words
 from halfstep_jax.weights.narrow_weights import Compensate, RoundStochasticallyState
 from halfstep_jax.weights.weight_rule import WeightRule, is_wide, narrowest
 from halfstep_jax.weights.wide_weights import KeepMasterParams, SplitParams
@@ -144,6 +145,7 @@ def _extras_of(state, rule: type[WeightRule]) -> Tree:
 
 def _all_extras(caller: str, params, state) -> dict[str, tuple[WeightRule, Tree]]:
     """Return rule and further array of every weight that `state` keeps one for, by name."""
+    check_words(caller, state)
     weights = dict(named_leaves(params))
     extras: dict[str, tuple[WeightRule, Tree]] = {}
     keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]

@@ -10,6 +10,7 @@ from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
 from halfstep_jax.numbers.schedules import ScheduleState
 from halfstep_jax.rule import state_type
+from halfstep_jax.storage.format_tag import check_tags
 
 _OF_OPTAX: Header = {
     "scale_by_adam": optax.ScaleByAdamState,
@@ -98,6 +99,7 @@ def to_optax(
     Source: ours.
     """
     caller = "to_optax"
+    check_tags(caller, jax.eval_shape(tx.init, params), state)
 
     def move(state, params):
         ours = _Moments(caller, "tx", "optax_tx")

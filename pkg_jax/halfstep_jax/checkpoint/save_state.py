@@ -24,6 +24,7 @@ from halfstep.checkpoint.state_file import (
 from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
+from halfstep_jax.storage.format_tag import check_tags, new_tag
 
 _HINT = "Pass the params, the state and the transform of one run."
 
@@ -74,7 +75,7 @@ def state_file_of(caller: str, params, state, tx) -> tuple[Header, dict[str, Fil
     for slot, x in zip(state_slots.slots, leaves, strict=True):
         if slot.kind in ("count", "seed"):
             known[slot.kind] |= dict.fromkeys(slot.entries, np.asarray(x).tolist())
-        elif slot.kind != "nothing":
+        elif slot.kind not in ("tag", "nothing"):
             arrays[slot.name] = _file_array(caller, slot.name, x, slot.kind == "array")
             formats |= {slot.name: slot.label} if slot.label else {}
     recipes = _recipes(weights, state_slots.entries, known["count"], known["seed"])
@@ -122,6 +123,8 @@ def read_state(caller: str, header: Header, arrays: Mapping[str, FileArray], par
     for slot, shape in rows:
         if slot.kind == "nothing":
             leaves.append(jnp.zeros(shape.shape, shape.dtype))
+        elif slot.kind == "tag":
+            leaves += new_tag(slot.name).values()
         elif slot.kind in ("count", "seed"):
             leaves.append(_of_links(caller, slot.kind, [known[i][slot.kind] for i in slot.entries], shape))
         else:
@@ -145,6 +148,7 @@ def _weights(caller: str, params) -> Header:
 def _leaves_of(caller: str, state_slots: Slots, state) -> list[Tree]:
     """Return the leaves of a state, if it is one of the transform."""
     leaves, treedef = jax.tree.flatten(state)
+    check_tags(caller, state_slots.treedef.unflatten(state_slots.shapes), state)
     if treedef != state_slots.treedef:
         raise ValueError(f"{caller}: the state has another structure than tx makes of these params. {_HINT}")
     for slot, x, due in zip(state_slots.slots, leaves, state_slots.shapes, strict=True):

@@ -17,16 +17,16 @@ from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.weights.weight_rule import WeightRule, is_wide
 
-Kind = Literal["count", "seed", "array", "nothing", "other"]
+Kind = Literal["count", "seed", "array", "tag", "nothing", "other"]
 
 
 class Slot(NamedTuple):
     """One leaf of a state.
 
     Attributes:
-        kind: "count" or "seed" of links; "array" of one; "nothing", a placeholder; "other": of a transform
-            that is not of this package.
-        name: of the array in a file.
+        kind: "count" or "seed" of links; "array" of one; "tag" of its formats; "nothing", a placeholder;
+            "other": of a transform that is not of this package.
+        name: of the array in a file, or of the tag.
         entries: the indices of those that it belongs to.
         label: how the array is stored, where its dtype does not say.
     """
@@ -134,6 +134,8 @@ class _Finder:
                 slots.append(Slot("count", entries=entries))
             elif field == "seed":
                 slots.append(Slot(field, entries=entries))
+            elif field == "formats":
+                slots += _tag(value)
             elif field == "inner_state":
                 slots += self.walk(value, _joined(path, field))
             else:
@@ -182,7 +184,7 @@ class _Finder:
         else:
             count, seed = Slot("count", entries=wrappers), Slot("seed", entries=wrappers)
         rest = [scales.get(name, Slot("nothing")) for name, _ in named_leaves(link.state.scale)]
-        return [count, seed, *inner, *rest]
+        return [count, seed, *inner, *rest, *_tag(link.state.formats)]
 
 
 def _entry(link: Link) -> Entry:
@@ -199,6 +201,11 @@ def _entry(link: Link) -> Entry:
         for leaf, extra in named_leaves(getattr(link.state, rule.extra_field)):
             arrays[leaf][rule.extra_field] = {"format": {"dtype": extra.dtype.name}}
     return Entry(rule.name, *settings_of(rule, rule), arrays, passes)
+
+
+def _tag(formats: Tree) -> list[Slot]:
+    """Return the slot of a state's tag, if it has one."""
+    return [Slot("tag", tag) for tag, _ in named_leaves(formats)]
 
 
 def _other(path: str) -> Slot:

@@ -33,6 +33,8 @@ class ScaleByAdamState(NamedTuple):
         mu_scale: scales by the names of the leaves that have one. If no leaf is large enough for a scale, a
             byte without meaning; if the format has no scales, `optax.EmptyState()`.
         nu_scale: scales of `nu`, likewise.
+        formats: where `mu` or `nu` are codes, a scalar whose key names their formats, such as
+            "mu_relative_mulaw8-nu_uroot4_e4m4"; otherwise `optax.EmptyState()`.
     """
 
     count: jax.Array
@@ -41,6 +43,7 @@ class ScaleByAdamState(NamedTuple):
     nu: optax.Updates
     mu_scale: Tree = optax.EmptyState()
     nu_scale: Tree = optax.EmptyState()
+    formats: Tree = optax.EmptyState()
 
 
 scale_by_adam = transform_of(ScaleByAdam)

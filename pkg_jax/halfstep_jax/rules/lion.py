@@ -26,6 +26,7 @@ class ScaleByLionState(NamedTuple):
     seed: jax.Array
     mu: optax.Updates
     mu_scale: Tree = optax.EmptyState()
+    formats: Tree = optax.EmptyState()
 
 
 scale_by_lion = transform_of(ScaleByLion)

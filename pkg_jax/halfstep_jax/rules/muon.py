@@ -52,6 +52,7 @@ class ScaleByMuonState(NamedTuple):
     seed: jax.Array
     mu: optax.Updates
     mu_scale: Tree = optax.EmptyState()
+    formats: Tree = optax.EmptyState()
 
 
 @state_of(NormalizeRows)
@@ -62,6 +63,7 @@ class NormalizeRowsState(NamedTuple):
     seed: jax.Array
     nu_row: optax.Updates
     nu_row_scale: Tree = optax.EmptyState()
+    formats: Tree = optax.EmptyState()
 
 
 @takes_recipe(MUON.moments)

@@ -22,6 +22,7 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
+from halfstep_jax.storage.format_tag import check_tag, new_tag, tag_of
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import StateDType, as_format
 from halfstep_jax.storage.stored_moment import named_scales
@@ -42,12 +43,14 @@ class StoreStateState(NamedTuple):
         inner_state: of the wrapped transform, with codes in place of every array that is stored.
         scale: scales of these, by the name of the array, such as "0/mu/encoder/kernel". If no array is large
             enough for a scale, a byte without meaning; if the format has no scales, `optax.EmptyState()`.
+        formats: as in `ScaleByAdamState`, of all that is stored.
     """
 
     outer_count: jax.Array
     seed: jax.Array
     inner_state: optax.OptState
     scale: Tree = optax.EmptyState()
+    formats: Tree = optax.EmptyState()
 
 
 def store_state(
@@ -121,18 +124,20 @@ def store_state(
         arrays = storage.arrays(inner_state)
         storage.check(arrays)
         first = storage.first(arrays, inner_state)
-        state = StoreStateState(jnp.zeros([], jnp.int32), new_seed(words, params, first), *first)
+        seed = new_seed(words, params, first)
+        state = StoreStateState(jnp.zeros([], jnp.int32), seed, *first, new_tag(storage.tag))
         return report(storage, params, state, Inside(links, inner_state, [array.format for array in arrays]))
 
     def update(updates, state, params=None, **extra_args):
         check_state(_FUNCTION, state, StoreStateState)
+        check_tag(_FUNCTION, state, storage.tag)
         shapes = jax.eval_shape(inner.init, updates if params is None else params)
         arrays = storage.arrays(shapes, state.inner_state)
         inner_state = storage.decode(arrays, state)
         us, inner_state = inner_update(updates, inner_state, params, **extra_args)
         count = next_count(state.outer_count)
         stored = storage.encode(arrays, inner_state, state.seed, count)
-        return us, StoreStateState(count, state.seed, *stored)
+        return us, StoreStateState(count, state.seed, *stored, state.formats)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -164,6 +169,11 @@ class _Storage:
     format: Format
     stochastic: bool
     select: Callable[[str, Tree], bool] | None
+
+    @property
+    def tag(self) -> str:
+        """What the state says of its arrays."""
+        return tag_of({"stored": self.format})
 
     def arrays(self, state, stored=None) -> list[_Array]:
         """Return the leaves of a state or of its shapes, with those of the `stored` state if given."""

@@ -25,6 +25,7 @@ class TraceState(NamedTuple):
     seed: jax.Array
     trace: optax.Updates
     trace_scale: Tree = optax.EmptyState()
+    formats: Tree = optax.EmptyState()
 
 
 trace = transform_of(Trace)

@@ -21,6 +21,7 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.numbers.shared_keys import shared_keys_of, shared_zero
+from halfstep_jax.storage.format_tag import check_tag, new_tag
 from halfstep_jax.watched_updates import is_wide, watched
 from halfstep_jax.xla.exact import opaque_input, straight_through
 from halfstep_jax.xla.shards import shards
@@ -53,6 +54,11 @@ class WeightRule:
     def extra_dtype(self) -> Tree:
         """The dtype of the further array; None if there is none."""
         return None
+
+    @property
+    def tag(self) -> str:
+        """What the state says of its further array, if that holds bits and no numbers; "" otherwise."""
+        return ""
 
     def first_extra(self, p) -> jax.Array:
         """Return the first further array of a weight: zeros."""
@@ -114,6 +120,7 @@ def weight_transform(
                 f"{WITHOUT_PARAMS}"
             )
         check_state(rule.name, state, rule.State)
+        check_tag(rule.name, state, rule.tag)
         # Of `optax.lookahead` both copies are stored, and gradients are of one.
         has_copies = inner is not None and isinstance(params, optax.LookaheadParams)
         leaves = given = flatten_updates(rule.name, params if has_copies else updates)
@@ -231,6 +238,7 @@ def _state(
 ) -> Tree:
     """Return the state before the first step."""
     fields = {"count": count, "outer_count": count, "seed": seed, rule.extra_field: extras, "narrowest": mark}
+    fields["formats"] = new_tag(rule.tag)
     if inner is not None:
         fields["inner_state"] = inner.init(wide)
     return rule.State(**{name: fields[name] for name in rule.State._fields})

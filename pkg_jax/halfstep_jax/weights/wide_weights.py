@@ -29,12 +29,14 @@ class SplitParamsState(NamedTuple):
         extra: the further bits of the weights, uint8 or uint16, in their tree: `optax.MaskedNode()`
             for a float32 weight.
         inner_state: of the wrapped transform.
+        formats: a scalar whose key names the dtype of `extra`.
     """
 
     outer_count: jax.Array
     seed: jax.Array
     extra: optax.Params
     inner_state: optax.OptState
+    formats: Tree
 
 
 class KeepMasterParamsState(NamedTuple):
@@ -142,6 +144,11 @@ class SplitParams(WeightRule):
     def extra_dtype(self) -> Tree:
         """The dtype of the further bits."""
         return jnp.uint8 if self.extra_bits == 8 else jnp.uint16
+
+    @property
+    def tag(self) -> str:
+        """The number of bits."""
+        return f"extra_{jnp.dtype(self.extra_dtype).name}"
 
     def rounds(self, dtype) -> bool:
         """Whether the wider format is not float32 itself."""

@@ -17,6 +17,7 @@ from halfstep.hyperparameters import Scalar
 from halfstep.makers import published
 from halfstep.storage.blocks import BlockSize, packed_shape, scale_shape
 from halfstep.storage.codes import CODEBOOK_CODES, CODES, NAN_SCALE, Codes
+from halfstep.storage.floats import PlainCodes
 from halfstep.storage.labels import Label, label_text
 
 DType: TypeAlias = Any
@@ -89,6 +90,11 @@ class Format:
     def codes(self) -> Codes:
         """What the codes are."""
         return CODES[self.family][self.dtype]
+
+    @property
+    def in_codes(self) -> bool:
+        """Whether arrays hold codes, which no cast makes numbers of."""
+        return not isinstance(self.codes, PlainCodes)
 
     @property
     def code_dtype(self) -> str:
