@@ -255,6 +255,8 @@ class Optimizer(torch.optim.Optimizer):
         floats) are shown as their bytes, uint8.
 
         Raises:
+            TypeError: if an array or a number was replaced by something that `load_state_dict` would refuse.
+            ValueError: likewise, also if an array was removed.
             RuntimeError: if the last `load_state_dict` failed while it copied.
         """
         self.check_loaded()

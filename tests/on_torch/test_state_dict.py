@@ -494,21 +494,81 @@ def test_state_that_others_keep_is_saved_and_restored(options, steps):
     assert sorted(hs.float32_state_dict(b)["state"]) == [0]
 
 
-def test_state_that_no_load_takes_is_refused_when_it_is_saved():
-    p = torch.nn.Parameter(torch.ones(4))
-    optimizer = hs.AdamW([("w", p)])
+def without_key(key):
+    return lambda entry: entry.pop(key)
+
+
+def with_value(key, change):
+    return lambda entry: entry.update({key: change(entry[key])})
+
+
+# Edits of a parameter's state, and of a message what names the edit; "" where a load takes the state.
+EDITS = {
+    "nothing": (lambda entry: None, ""),
+    "restarted": (lambda entry: entry.clear(), ""),
+    "others' array": (lambda entry: entry.update(slow=torch.ones(3)), ""),
+    "others' array on meta": (
+        lambda entry: entry.update(slow=torch.ones(3, device="meta")), r"slow of 'w' is on meta"
+    ),
+    "no array": (without_key("exp_avg"), r"the state of 'w' holds exp_avg_sq, .*keeps exp_avg,"),
+    "no step": (without_key("step"), r"the state of 'w' holds exp_avg, "),
+    "a text": (with_value("exp_avg", str), r"exp_avg of 'w' is a str\."),
+    "sparse": (with_value("exp_avg", torch.Tensor.to_sparse), r"exp_avg of 'w' is torch.sparse_coo on cpu\."),
+    "on meta": (with_value("exp_avg", lambda x: x.to("meta")), r"exp_avg of 'w' is torch.strided on meta\."),
+    "short": (with_value("exp_avg", lambda x: x[:1].clone()), r"exp_avg of 'w' has shape \(1, 64\) in the"),
+    "cast": (with_value("exp_avg", torch.Tensor.double), r"exp_avg of 'w' is float64 in the state dict, "),
+    "columns": (with_value("exp_avg", lambda x: x.t().contiguous().t()), ""),
+    "no scale": (with_value("exp_avg_sq_scale", lambda x: x * 0 + 254), r"exp_avg_sq_scale of 'w' holds"),
+    "a negative step": (with_value("step", lambda x: x * 0 - 3), r"the step of 'w' is -3, no whole number"),
+    "a step of None": (with_value("step", lambda x: None), r"the step of 'w' is a NoneType"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_state_is_refused_when_it_is_saved_just_if_no_load_would_take_it(edit, tmp_path):
+    change, message = EDITS[edit]
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
+    options = {"nu_dtype": hs.scaled("ufloat8_e5m3"), "compile": False}
+    optimizer = hs.AdamW(model.named_parameters(), **options)
     step_by_ones(optimizer)
-    kept = dict(optimizer.state[p])
-    for key, value, message in (
-        ("exp_avg", None, r"^state_dict: exp_avg of 'w' is a NoneType, not a dense tensor\. No load"),
-        ("exp_avg", torch.ones(4).to_sparse(), r"exp_avg of 'w' is a torch.sparse_coo tensor, not a dense"),
-        ("step", torch.tensor(-3), r"^state_dict: the step of 'w' is -3, no whole number"),
-        ("step", None, r"^state_dict: the step of 'w' is a NoneType"),
-    ):
-        optimizer.state[p][key] = value
-        with pytest.raises((TypeError, ValueError), match=message):
-            optimizer.state_dict()
-        optimizer.state[p].update(kept)
+    saved = copy.deepcopy(optimizer.state_dict())
+    change(optimizer.state[model.w]), change(saved["state"][0])
+    again = hs.AdamW(model.named_parameters(), **options)
+    if not message:
+        again.load_state_dict(saved)
+        again.load_state_dict(optimizer.state_dict())
+        return
+    with pytest.raises((TypeError, ValueError), match=rf"^load_state_dict: {message}"):
+        again.load_state_dict(saved)
+    with pytest.raises((TypeError, ValueError), match=rf"^state_dict: {message}") as caught:
+        optimizer.state_dict()
+    if "step of" not in message:
+        assert "Put back what a step wrote there, or delete the parameter's state" in str(caught.value)
+    with pytest.raises((TypeError, ValueError), match=rf"^save_state: {message}"):
+        hs.save_state(tmp_path / "run", model, optimizer)
+    del optimizer.state[model.w]
+    again.load_state_dict(optimizer.state_dict())
+    hs.save_state(tmp_path / "run", model, optimizer)
+
+
+def test_a_file_is_loaded_over_a_state_that_cannot_be_saved(tmp_path):
+    model = torch.nn.Linear(2, 2, bias=False)
+    optimizer = hs.AdamW(model.named_parameters())
+    step_by_ones(optimizer)
+    hs.save_state(tmp_path / "run", model, optimizer)
+    del optimizer.state[model.weight]["exp_avg"]
+    hs.load_state(tmp_path / "run", model, optimizer)
+    assert optimizer.state_dict()["state"][0]["exp_avg"].shape == (2, 2)
+
+
+def test_keys_and_numbers_that_no_load_takes_are_refused_when_they_are_saved():
+    optimizer = hs.AdamW([("w", torch.nn.Parameter(torch.ones(4)))])
+    step_by_ones(optimizer)
+    optimizer.param_groups[0]["eps"] = -1.0
+    with pytest.raises(ValueError, match=r"^AdamW: eps=-1.0 "):
+        optimizer.state_dict()
+    optimizer.param_groups[0]["eps"] = 1e-8
     optimizer.state[7] = {"slow": 1}
     with pytest.raises(ValueError, match=r"^state_dict: state\[7\] is of no parameter, and no load takes it"):
         optimizer.state_dict()

@@ -3,6 +3,7 @@
 Contract: section T. `halfstep_jax` reads and writes the same files.
 """
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,8 +26,7 @@ from halfstep_torch.links.chain import HEADER
 from halfstep_torch.links.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
-from halfstep_torch.optimizer_state.others_state import others_of
-from halfstep_torch.optimizer_state.saved_state import load, with_headers
+from halfstep_torch.optimizer_state.saved_state import checked_entry, load, with_headers
 from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.slots import new_state
 from halfstep_torch.storage.stored_moment import State
@@ -87,10 +87,12 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     writes = not meshes or torch.distributed.get_rank() == 0
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p, writes) for leaf, p in weights.items()}
     recipes, formats = {leaf: [] for leaf in weights}, {}
+    group_of = functools.cache(optimizer._group)
     for leaf, (param, group, plan, links) in stepped.items():
         kept = optimizer.state.get(param, {})
         state = kept if "step" in kept else new_state(param, plan)
-        if others := others_of(kept, optimizer._choices[group].chain):
+        _, _, others = checked_entry(caller, group_of(group), leaf, param, kept)
+        if others:
             say_once(
                 f"{caller}: the state of {leaf!r} has {', '.join(others)} of another library, "
                 "which the file does not hold. Save it apart, or use state_dict()."
@@ -234,7 +236,8 @@ def _state_dict(
     optimizer: Optimizer, states: Mapping[Tensor, State], seeds: Mapping[tuple[int, int], list[int]]
 ) -> StateDict:
     """Return the optimizer's state dict with other state and seeds."""
-    state_dict = with_headers(optimizer, torch.optim.Optimizer.state_dict(optimizer))
+    # What is there now is replaced, and need not be a state that could be saved.
+    state_dict = with_headers(optimizer, {**torch.optim.Optimizer.state_dict(optimizer), "state": {}})
     params = [param for group in optimizer.param_groups for param in group["params"]]
     ids = [i for group in state_dict["param_groups"] for i in group["params"]]
     state_dict["state"] = {i: states[param] for i, param in zip(ids, params, strict=True)}

@@ -182,7 +182,9 @@ def check_leftovers(
             )
 
 
-def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array: Tensor) -> None:
+def check_scale_bytes(
+    caller: str, name: str, key: str, spec: StateArray, array: Tensor, way_out: str
+) -> None:
     """Raise ValueError unless every scale byte is one that encoding writes."""
     fmt = spec.scale_of
     if fmt is None or not array.numel():
@@ -194,8 +196,7 @@ def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array:
     if wrong.any():
         raise ValueError(
             f"{caller}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.dtype} are "
-            f"{lowest} to {highest}{f', or {NAN_SCALE}' if fmt.codes.nan_in_scale else ''}. "
-            "The file is damaged: load another."
+            f"{lowest} to {highest}{f', or {NAN_SCALE}' if fmt.codes.nan_in_scale else ''}. {way_out}"
         )
 
 

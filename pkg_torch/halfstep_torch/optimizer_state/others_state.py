@@ -10,7 +10,7 @@ from torch import Tensor
 
 from halfstep_torch.leaves.group_names import StateDict
 from halfstep_torch.links.chain import Chain
-from halfstep_torch.optimizer_state.form import SavedState, saved_step
+from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.storage.stored_moment import scale_key
 
 _TRAINED = "trained"  # the weights that `AdamWScheduleFree.eval` sets aside
@@ -38,20 +38,6 @@ def may_be_parameter(key: object, ids: set[int | str]) -> bool:
     return isinstance(key, int) or any(isinstance(other, str) for other in ids)
 
 
-def check_kept(name: str, own: SavedState) -> None:
-    """Raise TypeError or ValueError for a state that no load would take, before it is saved."""
-    if not own:
-        return
-    saved_step("state_dict", name, own.get("step"))
-    for key, x in own.items():
-        if not isinstance(x, Tensor) or x.layout != torch.strided:
-            kind = f"{x.layout} tensor" if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(
-                f"state_dict: {key} of {name!r} is a {kind}, not a dense tensor. No load takes it. "
-                "Put back what a step wrote there, or delete the parameter's state to restart it."
-            )
-
-
 def check_keys(state: SavedState, ids: set[int | str]) -> None:
     """Raise ValueError for a key that a load would take for a parameter's."""
     for key in state:
@@ -62,14 +48,12 @@ def check_keys(state: SavedState, ids: set[int | str]) -> None:
             )
 
 
-def check_others(name: str, param: Tensor, others: SavedState) -> None:
+def check_others(caller: str, name: str, param: Tensor, others: SavedState, way_out: str) -> None:
     """Raise ValueError for an array of others without numbers."""
     for key, x in others.items():
         if isinstance(x, Tensor) and x.is_meta and not param.is_meta:
-            raise ValueError(
-                f"load_state_dict: {key} of {name!r} is on meta. Pass dense arrays with numbers: load the "
-                "file without map_location='meta'."
-            )
+            way_out = way_out or "Pass dense arrays with numbers: load the file without map_location='meta'."
+            raise ValueError(f"{caller}: {key} of {name!r} is on meta. {way_out}")
 
 
 def copied(others: SavedState, device: torch.device) -> StateDict:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from halfstep_torch.engine.byte_form import as_bytes, from_bytes
-from halfstep_torch.engine.groups import plain_value, shown_rates
+from halfstep_torch.engine.groups import ReadGroup, plain_value, shown_rates
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.optimizer_state.others_state import (
-    check_kept,
     check_keys,
     check_others,
     copied,
@@ -33,25 +32,64 @@ from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.how_stepped import state_placements
 from halfstep_torch.sharded.state_home import StateOwner
 
+_IN_PLACE = (
+    "No load takes it. Put back what a step wrote there, or delete the parameter's state, which restarts it."
+)
+
 
 def with_headers(optimizer: StateOwner, state_dict: StateDict) -> StateDict:
     """Return torch's state dict with arrays in byte form, and a header for each group.
 
-    What others keep in the state stays as it is. A state that no load would take raises here.
+    What others keep in the state stays as it is. A state that its own load would refuse raises here.
     """
     state = state_dict["state"]
     ids = [key for group in state_dict["param_groups"] for key in group["params"]]
     check_keys(state, set(ids))
-    for key, (i, name, _) in zip(ids, optimizer._named(), strict=True):
+    group_of = functools.cache(optimizer._group)
+    for i in range(len(optimizer.param_groups)):
+        assert group_of(i).values is not None  # which raises for a number that a load refuses
+    for key, (i, name, param) in zip(ids, optimizer._named(), strict=True):
         if entry := state.get(key):
-            chain = optimizer._choices[i].chain
-            others = others_of(entry, chain)
-            own = without(entry, others)
-            check_kept(name, own)
+            _, own, others = checked_entry("state_dict", group_of(i), name, param, entry)
             state[key] = {**as_bytes(own), **others}
     for group, header in zip(state_dict["param_groups"], headers_of(optimizer), strict=True):
         group.update({key: plain_value(value) for key, value in group.items()}, **{HEADER: header})
     return state_dict
+
+
+def checked_entry(
+    caller: str,
+    group: ReadGroup,
+    name: str,
+    param: Tensor,
+    entry: SavedState,
+    saved_plan: Callable[[], Plan] | None = None,
+) -> tuple[Plan | None, StateDict, StateDict]:
+    """Return the plan of a parameter with state, that state, and what others keep there.
+
+    Args:
+        caller: for messages.
+        group: of the parameter.
+        name: of its leaf.
+        param: the parameter.
+        entry: its state, as a state dict or the optimizer has it.
+        saved_plan: makes the plan that the parameter had where a file was saved; None for a state of now.
+
+    Raises:
+        TypeError: if it has no such state.
+        ValueError: likewise.
+    """
+    way_out = _IN_PLACE if saved_plan is None else ""
+    others = others_of(entry, group.choices.chain)
+    check_others(caller, name, param, others, way_out)
+    own = without(entry, others)
+    if not own:
+        return None, own, others
+    plan = group.plan(name, param)
+    own = from_bytes(own, {key: spec.dtype for key, spec in plan.arrays.items()})
+    saved = plan if saved_plan is None else saved_plan()
+    check_saved_state(caller, name, param, plan.arrays, saved.arrays, own, way_out)
+    return plan, own, others
 
 
 def load(
@@ -75,14 +113,15 @@ def load(
     of_no_parameter = {key: copy.deepcopy(x) for key, x in state_dict["state"].items() if key not in known}
     group_of = functools.cache(optimizer._group)
     for i, name, param in optimizer._named():
-        entry = state_dict["state"].get(ids[i][name]) or {}
-        others[param] = others_of(entry, optimizer._choices[i].chain)
-        check_others(name, param, others[param])
-        if saved := without(entry, others[param]):
-            plan = plans[param] = group_of(i).plan(name, param)
-            saved = from_bytes(saved, {key: spec.dtype for key, spec in plan.arrays.items()})
-            saved_arrays = _saved_plan(optimizer, i, saved_groups[i], name, param).arrays
-            check_saved_state(name, param, plan.arrays, saved_arrays, saved)
+        entry = state_dict["state"].get(ids[i][name])
+        if not entry:
+            continue
+        saved_plan = functools.partial(_saved_plan, optimizer, i, saved_groups[i], name, param)
+        plan, saved, others[param] = checked_entry(
+            "load_state_dict", group_of(i), name, param, entry, saved_plan
+        )
+        if plan is not None:
+            plans[param] = plan
             placements = state_placements(plan, param)
             states[param] = {key: placements.get(key) for key in plan.arrays}, saved
             steps.append((i, max(int(saved["step"]), 1)))

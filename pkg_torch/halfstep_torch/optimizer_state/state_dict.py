@@ -193,54 +193,54 @@ def replace_groups(groups: Sequence[Group], entries: Sequence[Group], check: Cal
 
 
 def check_saved_state(
+    caller: str,
     name: str,
     param: Tensor,
     arrays: Mapping[str, StateArray],
     saved_arrays: Mapping[str, StateArray],
     saved: SavedState,
+    way_out: str = "",
 ) -> None:
     """Raise TypeError or ValueError unless a saved state fits this optimizer.
 
     `arrays` is what it keeps for the parameter, `saved_arrays` what it would with the dtypes of the saved
-    groups.
+    groups. `way_out` is the end of messages about a state that is not of a file.
     """
     if set(saved) != {"step", *arrays}:
         raise ValueError(
-            f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
-            f"{', '.join(sorted(['step', *arrays]))}. {OTHER_FORMATS}"
+            f"{caller}: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
+            f"{', '.join(sorted(['step', *arrays]))}. {way_out or OTHER_FORMATS}"
         )
-    saved_step("load_state_dict", name, saved["step"])
+    saved_step(caller, name, saved["step"])
     for key, spec in arrays.items():
-        array = saved[key]
+        array, what = saved[key], f"{caller}: {key} of {name!r}"
         if not isinstance(array, Tensor) or (hasattr(array, "__tensor_flatten__") and not is_sharded(array)):
-            raise TypeError(
-                f"load_state_dict: {key} of {name!r} is a {type(array).__name__}. Pass plain dense tensors."
-            )
+            raise TypeError(f"{what} is a {type(array).__name__}. {way_out or 'Pass plain dense tensors.'}")
         here = local_part(array)
         if here.layout != torch.strided or (here.is_meta and not param.is_meta):
-            raise ValueError(
-                f"load_state_dict: {key} of {name!r} is {here.layout} on {here.device}. Pass dense arrays "
-                "with numbers: load the file without map_location='meta'."
-            )
+            cure = way_out or "Pass dense arrays with numbers: load the file without map_location='meta'."
+            raise ValueError(f"{what} is {here.layout} on {here.device}. {cure}")
         if array.dtype != spec.dtype:
             raise ValueError(
-                f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
-                f"{dtype_name(spec.dtype)} here. {OTHER_FORMATS}"
+                f"{what} is {dtype_name(array.dtype)} in the state dict, {dtype_name(spec.dtype)} here. "
+                f"{way_out or OTHER_FORMATS}"
             )
         saved_format, fmt = saved_arrays.get(key, spec).scale_of, spec.scale_of
         if saved_format != fmt and saved_format and fmt:
             raise ValueError(
-                f"load_state_dict: {key} of {name!r} is of {saved_format.dtype} in blocks of "
-                f"{saved_format.block_size} in the state dict, of {fmt.dtype} in blocks of "
-                f"{fmt.block_size} here. {OTHER_FORMATS}"
+                f"{what} is of {saved_format.dtype} in blocks of {saved_format.block_size} in the state "
+                f"dict, of {fmt.dtype} in blocks of {fmt.block_size} here. {OTHER_FORMATS}"
             )
         if array.shape != spec.shape(param.shape):
-            raise ValueError(
-                f"load_state_dict: {key} of {name!r} has shape {tuple(array.shape)} in the state dict, "
-                f"{spec.shape(param.shape)} here. Build the model of the run that was saved, and the "
-                "optimizer with its recipe, dtypes and param_storage."
+            cure = (
+                "Build the model of the run that was saved, and the optimizer with its recipe, dtypes and "
+                "param_storage."
             )
-        check_scale_bytes("load_state_dict", name, key, spec, here)
+            raise ValueError(
+                f"{what} has shape {tuple(array.shape)} in the state dict, {spec.shape(param.shape)} here. "
+                f"{way_out or cure}"
+            )
+        check_scale_bytes(caller, name, key, spec, here, way_out or "The file is damaged: load another.")
 
 
 def load_states(
