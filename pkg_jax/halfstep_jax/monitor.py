@@ -22,8 +22,8 @@ from halfstep_jax.storage.ends import count_at_ends, moment_pairs
 from halfstep_jax.storage.format_tag import check_tags
 from halfstep_jax.weights.chain_check import chain_fault
 
-_INJECTED = "hyperparams/learning_rate"
-_KNOW_THE_RATE = "Pass the whole schedule as learning_rate: its largest rate is known from the start."
+_INJECTED = "hyperparams/"
+_KNOW_THE_RATE = "Pass the largest rate of the run as peak_lr, or the whole schedule as learning_rate."
 
 
 class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
@@ -66,11 +66,14 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         return jax.device_get(self._measure(before, params, state)).tolist()
 
     def _watch_rate(self, state: Tree) -> None:
-        """Say once that a rate of `inject_hyperparams`, which feedback of weights does not know, rose."""
-        rates = [float(jnp.max(x)) for path, x in named_leaves(state) if path.endswith(_INJECTED)]
-        if self._feeds_back and rates:
-            say(self._package, {"rate": rate_that_rose(max(rates), self._largest_rate, _KNOW_THE_RATE)})
-            self._largest_rate = max(*rates, self._largest_rate)
+        """Say once that a rate of `inject_hyperparams` rose far above its `peak_lr`."""
+        injected = {
+            path.rpartition("/")[2]: float(jnp.max(x)) for path, x in named_leaves(state) if _INJECTED in path
+        }
+        if self._feeds_back and {"learning_rate", "peak_lr"} <= injected.keys():
+            known = max(injected["peak_lr"], self._largest_rate)
+            say(self._package, {"rate": rate_that_rose(injected["learning_rate"], known, _KNOW_THE_RATE)})
+            self._largest_rate = max(injected["learning_rate"], self._largest_rate)
 
     def _ends(self, params: Tree, state: Tree) -> dict[str, dict[str, Ends]]:
         self._describe(params)

@@ -33,7 +33,7 @@ from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.numbers.roots import divide
 from halfstep_jax.numbers.rounding import round_in_float32
-from halfstep_jax.numbers.schedules import at_count
+from halfstep_jax.numbers.schedules import at_count, coming
 from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.relative import into_unit, out_of_unit
 from halfstep_jax.storage.stored_moment import StoredMoment
@@ -221,13 +221,19 @@ def numbers_at(rule: Rule, before: jax.Array | None, count: jax.Array | None) ->
     """Return the numbers of a step of a checked rule, given the counts before and after it."""
     given = {name: getattr(rule, name) for name in declared(type(rule)).numbers}
     h = {name: at_count(rule.name, name, value, before) for name, value in given.items()}
-    op = JaxOp(rule.name)
+    op = JaxOp(rule.name, coming=functools.partial(_coming, rule, count))
     # Arrays, and not numbers of a step: here they may be computed with one another.
     further = rule.numbers(_named(tuple(h))(*map(op.wrap, h.values())), Count(op, count), op)
     n = h | {name: op.bare(x) for name, x in further.items()}
     for name, moment in fed_back(rule).items():
         n[name] = divide(h[moment.rate], np.float32(1) - h[moment.rate])
     return _named(tuple(n))(**n)
+
+
+def _coming(rule: Rule, count: jax.Array | None, field: str, steps: int) -> jax.Array | None:
+    """Return the numbers of a field for the steps after this one; None where no schedule gives them."""
+    value = getattr(rule, field)
+    return coming(rule.name, field, value, count, steps) if callable(value) and count is not None else None
 
 
 @functools.cache

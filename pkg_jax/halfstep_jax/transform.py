@@ -339,11 +339,12 @@ def _say_what_stays_wide(rule: Rule, stored: dict[str, StoredMoment], params) ->
     shapes = [tuple(p.shape) for p in jax.tree.leaves(params)]
     for moment in stored.values():
         if moment.asked_for is not None:
-            _say_once(kept_wide(rule.name, moment.field, moment.asked_for, shapes))
+            say_once(kept_wide(rule.name, moment.field, moment.asked_for, shapes))
 
 
 @functools.cache
-def _say_once(problem: str) -> None:
+def say_once(problem: str) -> None:
+    """Log a problem unless it is empty, once in a process."""
     if problem:
         _LOG.warning(problem)
 

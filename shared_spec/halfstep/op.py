@@ -284,9 +284,23 @@ class Op:
 class NumbersOp(Op):
     """The operations of a rule's `numbers`, which runs once a step: on scalars, and on counts."""
 
-    def unbias(self, *pairs: tuple[Operand, Count]) -> tuple[Number, ...]:
-        """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
+    def unbias(self, *pairs: tuple[Operand, Count], steps: int = 1) -> tuple[Number, ...]:
+        """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2); of the last for so many counts on."""
         raise NotImplementedError
+
+    def coming(self, field: str, steps: int) -> Number | None:
+        """Return the numbers of the next steps of a field that follows a schedule; None without one."""
+        raise NotImplementedError
+
+    def steps(self, steps: int) -> Number:
+        """Return 1, 2, ... up to a number of steps."""
+        return self.wrap(self.framework.arange(1, steps + 1, dtype=self.framework.float32))
+
+    def halves(self, x: Number) -> tuple[Number, Number]:
+        """Return every second number from the first on, and the others; of two both, as scalars."""
+        array = self.bare(x)
+        even, odd = (array[0], array[1]) if len(array) == 2 else (array[::2], array[1::2])
+        return self.wrap(even), self.wrap(odd)
 
     def float32(self, x: Count | bool) -> Number:
         """Return a count, or the truth of a comparison, as a number."""

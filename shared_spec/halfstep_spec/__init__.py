@@ -45,7 +45,7 @@ from halfstep_spec.weights.weight_rule import NearestWeights, WeightRule, apply_
 from halfstep_spec.weights.weight_storage import PARAM_STORAGES, param_storage
 from halfstep_spec.weights.wide_weights import KeepMasterParams, SplitParams
 
-SPEC_VERSION = 3
+SPEC_VERSION = 4
 
 __all__ = [
     "CODEBOOK_CODES",

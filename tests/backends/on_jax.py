@@ -359,6 +359,9 @@ def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
         return _WRAPPERS[storage](optax.chain(*adafactor_links(case, hs)), seed_of(case))
     if case.op == "adamw_in_codes_step":
         return hs.as_transform(AdamWInCodes(rate, **options, weight_decay=decay))
+    if "rates" in case.inputs:
+        first, rates = int(case.inputs["count"].bits), case.inputs["rates"].bits.view(np.float32)
+        rate = lambda count: jnp.asarray(rates)[count - first]  # noqa: E731
     if case.op == "adamw_fed_back_step":
         l2 = a["decay"] == "l2"
         tx = hs.as_transform(AdamWFedBack(rate, **options, weight_decay=0.0 if l2 else decay))

@@ -299,6 +299,12 @@ def _optimizer(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Opti
         return hs.Optimizer(named, with_param_storage("step", links, storage, seed_of(case)), **options)
     if case.op == "adamw_in_codes_step":
         return hs.Optimizer(named, hs.chain(AdamWInCodes(rate, **rule, weight_decay=decay)), **options)
+    if "rates" in case.inputs:
+        first, rates = int(case.inputs["count"].bits), case.inputs["rates"].bits.view(np.float32).tolist()
+        rate = lambda count: rates[min(max(count - first, 0), len(rates) - 1)]  # noqa: E731
+        rule_class = AdamWFedBack if case.op == "adamw_fed_back_step" else SGDFedBack
+        decays = {"weight_decay": decay} if rule_class is AdamWFedBack else {}
+        return hs.Optimizer(named, hs.chain(rule_class(rate, **rule, **decays)), **options)
     if case.op == "adamw_fed_back_step":
         return _fed_back(case, named, rate, decay, rule, options)
     if case.op == "sgd_fed_back_step":

@@ -1,5 +1,6 @@
 """The spec itself as a backend: the runner must pass it, and the meta-tests break it."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -100,6 +101,9 @@ class SpecBackend(Backend):
         kinds |= {"adamw_in_codes": InCodes, "adamw_fed_back": FedBack, "sgd_fed_back": FedBackSGD}
         make = functools.partial(kinds.get(name, spec.Step), **bounds)
         step = make(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
+        if "rates" in i:
+            rates = tuple(map(float, i["rates"].bits.view(np.float32)))
+            step = dataclasses.replace(step, first=int(i["count"].bits), rates=rates)  # pyright: ignore
         stored = {
             n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), moment.shape(i["p"].bits.shape))
             for n, moment in rule.moments.items()

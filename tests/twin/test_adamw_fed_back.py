@@ -1,5 +1,6 @@
 """AdamW whose errors of rounding weights are fed back: its formula, both packages, and what it refuses."""
 
+import functools
 import itertools
 
 import jax
@@ -18,10 +19,12 @@ from halfstep.rules.fed_back import emitted
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.schedules import peak_of
 from halfstep_jax.rule import RoundedWeight as JaxWeight
+from halfstep_jax.transform import say_once as say_once_of_jax
 from halfstep_jax.xla.exact import opaque_zero
 from halfstep_spec.rules.adamw_fed_back import FedBackRule
 from halfstep_torch.links.bound_rule import RoundedWeight as TorchWeight
 from halfstep_torch.numbers.op import TorchOp
+from halfstep_torch.numbers.schedules import Schedule
 from halfstep_torch.say_once import say_once
 from on_torch.steps import step_by_ones
 from twin.moving import jax_run, torch_run
@@ -352,6 +355,24 @@ def test_rules_of_users_round_no_weights():
         halfstep_jax.as_transform(Lands())
 
 
+@pytest.mark.parametrize("given", [{}, {"peak_lr": 1e-3}, {"static_args": ("learning_rate",)}])
+def test_an_injected_rate_feeds_errors_back_where_the_largest_is_known(given, caplog):
+    """Without one the first moment is that of stochastic rounding, and it is logged."""
+    say_once_of_jax.cache_clear()
+    p, gradients = draws(12)
+    static = given.get("static_args", ())
+    inject = functools.partial(optax.inject_hyperparams, static_args=static, hyperparam_dtype=jnp.float32)
+    schedule = optax.linear_schedule(1e-4, 1e-3, 20)
+    peak = {name: x for name, x in given.items() if name == "peak_lr"}
+    states = (
+        jax_run(inject(halfstep_jax.adamw)(schedule, param_storage=name, seed=7, **peak), p, gradients)[1]
+        for name in ("feedback", "stochastic")
+    )
+    fed_back, alone = (np.asarray(optax.tree.get(state, "mu")["w"], np.float32) for state in states)
+    assert np.array_equal(fed_back, alone) != bool(given)
+    assert ("Pass peak_lr, the largest rate" in caplog.text) != bool(given)
+
+
 @pytest.mark.parametrize("known", [{}, {"max_lr": 1e-4}])
 def test_a_rate_that_rises_unseen_is_spoken_of_in_torch(known, caplog):
     """Of a group that has the largest rate as max_lr, as the message asks, nothing is said."""
@@ -369,7 +390,7 @@ def test_a_rate_that_rises_unseen_is_spoken_of_in_torch(known, caplog):
 
 
 def test_a_rate_that_rises_unseen_is_spoken_of_by_the_monitor(caplog):
-    """Of a schedule, as the message asks, nothing is said."""
+    """Of a schedule, or of its largest rate, as the message asks, nothing is said."""
 
     def said(make, rates) -> list[str]:
         monitor.SAID.clear()
@@ -382,15 +403,33 @@ def test_a_rate_that_rises_unseen_is_spoken_of_by_the_monitor(caplog):
             updates, state = make.update(params, state, params)
             params = optax.apply_updates(params, updates)
             watch.read(params, state)
-        return [x.getMessage() for x in caplog.records if "learning rate" in x.getMessage()]
+        return [x.getMessage() for x in caplog.records if "the learning rate" in x.getMessage()]
 
-    def fed_back(learning_rate):
-        return halfstep_jax.adamw(learning_rate, param_storage="feedback")
+    def fed_back(learning_rate, peak_lr=None):
+        return halfstep_jax.adamw(learning_rate, param_storage="feedback", peak_lr=peak_lr)
 
     inject = optax.inject_hyperparams(fed_back, hyperparam_dtype=jnp.float32)
-    (line,) = said(inject(learning_rate=1e-6), (1e-6, 1e-6, 1e-3, 1e-3))
+    assert not said(inject(learning_rate=1e-6, peak_lr=1e-3), (1e-6, 1e-6, 1e-3, 1e-3))
+    (line,) = said(inject(learning_rate=1e-6, peak_lr=1e-6), (1e-6, 1e-6, 1e-3, 1e-3))
     assert line.startswith(
         "Monitor: the learning rate is 0.001, more than 8 times the largest that was known"
     )
     rising = optax.schedules.join_schedules([lambda _: 1e-6, lambda _: 1e-3], [2])
     assert not said(fed_back(rising), (None,) * 4)
+
+
+def test_a_function_of_the_step_is_asked_once_for_each_count_that_comes():
+    """Past its end its last number stays; one that changes its mind is asked again."""
+    asked, factor = [], [1.0]
+
+    def rate(count):
+        asked.append(count)
+        return [0.1, 0.2, 0.3, 0.4][count] * factor[0]
+
+    schedule = Schedule(rate)
+    np.testing.assert_array_equal(schedule.ahead(1, 4), np.float32([0.2, 0.3, 0.4, 0.4]))
+    asked.clear()
+    np.testing.assert_array_equal(schedule.ahead(2, 4), np.float32([0.3, 0.4, 0.4, 0.4]))
+    assert sorted(asked) == [1, 2, 5]  # two to compare
+    factor[0] = 2.0
+    np.testing.assert_array_equal(schedule.ahead(2, 3), np.float32([0.6, 0.8, 0.8]))

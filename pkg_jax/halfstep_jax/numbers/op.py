@@ -28,14 +28,22 @@ class JaxOp(NumbersOp):
         rule: the name of the rule, for messages.
         zero: from `exact.opaque_zero`; without one, it is made where a value needs it.
         axis_names: of the mesh, for norms inside `jax.shard_map`; see `norms.cut_axes`.
+        coming: what `coming` returns, as an array.
     """
 
     framework = jnp
     in_range = staticmethod(norms.Norms.in_range)  # pyright: ignore[reportAssignmentType]
 
-    def __init__(self, rule: str, zero: jax.Array | None = None, axis_names: Sequence[str] | None = None):
+    def __init__(
+        self,
+        rule: str,
+        zero: jax.Array | None = None,
+        axis_names: Sequence[str] | None = None,
+        coming: Callable[[str, int], jax.Array | None] | None = None,
+    ):
         super().__init__(rule)
         self._zero, self._axis_names, self._is_host = zero, axis_names, zero is None
+        self._coming = coming
 
     def _on_host(self, x: object) -> bool:
         """Whether x is a constant that NumPy computed in `numbers`, which no compiler changes."""
@@ -112,16 +120,22 @@ class JaxOp(NumbersOp):
         """Whether a hyperparameter is the constant 0."""
         return is_zero(field)
 
-    def unbias(self, *pairs: tuple[Operand, "Count"]) -> tuple[Number, ...]:
+    def unbias(self, *pairs: tuple[Operand, "Count"], steps: int = 1) -> tuple[Number, ...]:
         """Return 1 / (1 - rate^t) of each pair (rate, t), all by one program (contract M2)."""
-        rates = jnp.stack([jnp.asarray(self.bare(rate)) for rate, _ in pairs])
-        ones, offsets, t = jnp.ones(len(pairs)), [t.offset for _, t in pairs], pairs[0][1].count
-        counts = t + np.array(offsets, np.int32) if any(offsets) else jnp.full(len(pairs), t)
+        rates = [jnp.asarray(self.bare(rate)) for rate, _ in pairs]
+        offsets, t = [t.offset for _, t in pairs], pairs[0][1].count
+        rates = jnp.stack(rates + rates[-1:] * (steps - 1))
+        offsets += [offsets[-1] + k for k in range(1, steps)]
+        counts = t + np.array(offsets, np.int32) if any(offsets) else jnp.full(len(offsets), t)
         correction, zero = moments.bias_correction_and_zero(rates, counts)
         # One loop serves both.
         self._zero = zero if self._zero is None else self._zero
-        inverse = roots.divide(ones, correction)
-        return tuple(map(self.wrap, inverse))
+        inverse, each = roots.divide(jnp.ones(len(offsets)), correction), len(pairs) - (steps > 1)
+        return (*map(self.wrap, inverse[:each]), *([self.wrap(inverse[each:])] if steps > 1 else []))
+
+    def coming(self, field: str, steps: int) -> Number | None:
+        """Return the numbers of the next steps of a field that follows a schedule."""
+        return None if self._coming is None or (x := self._coming(field, steps)) is None else self.wrap(x)
 
     def float32(self, x: Array) -> Number:
         """Return a count, or the truth of a comparison, as a number."""

@@ -36,6 +36,21 @@ def at_count(caller: str, name: str, value: optax.ScalarOrSchedule, count) -> Sc
     return as_float32(caller, name, now)
 
 
+def coming(caller: str, name: str, schedule: Callable, count: jax.Array, steps: int) -> jax.Array:
+    """Return the float32 numbers of a schedule at `count` and the counts that follow."""
+    counts = count + np.arange(steps, dtype=np.int32)
+
+    def at(count):
+        return jnp.asarray(at_count(caller, name, schedule, count), jnp.float32)
+
+    try:
+        return jax.vmap(at)(counts)
+    except jax.errors.JAXTypeError:  # a schedule that branches on a count, which it gets op by op
+        return jnp.stack([at(k) for k in counts])
+    except (NotImplementedError, ValueError):  # one that calls the host
+        return jax.lax.map(at, counts)
+
+
 def peak_of(schedule: Callable) -> np.floating | None:
     """Return about the largest value of a schedule, over `PEAK_COUNTS`; None if it is traced."""
     with jax.ensure_compile_time_eval():

@@ -64,6 +64,7 @@ def adam(  # noqa: D417 (the others are its links')
     recipe: Recipe | None = None,
     param_storage: ParamStorage | Literal["feedback"] | None = None,
     nesterov: bool = False,
+    peak_lr: jax.typing.ArrayLike | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Adam for weights in bfloat16, float16 or float32.
@@ -85,6 +86,9 @@ def adam(  # noqa: D417 (the others are its links')
             default. "feedback" rounds stochastically too, and adds the rounding error to the first moment,
             from which later steps add it. It takes no byte more (contract A21, P9). It takes no b1 of 0 and
             no one_pass.
+        peak_lr: the largest learning rate of the run, for "feedback" alone. Schedules and numbers have it. A
+            rate that is an array, as `optax.inject_hyperparams` makes it, needs it: nothing is fed back
+            without.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -127,6 +131,7 @@ def adamw(
     param_storage: ParamStorage | Literal["feedback", "int8"] | None = None,
     nesterov: bool = False,
     cautious: bool = False,
+    peak_lr: jax.typing.ArrayLike | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW for weights in bfloat16, float16 or float32: Adam with decoupled weight decay.

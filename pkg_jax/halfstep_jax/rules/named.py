@@ -1,11 +1,13 @@
 """Named optimizers in JAX: the arguments of an alias, as a chain of the links that `halfstep` declares."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 
+import jax
 import optax
 
-from halfstep.hyperparameters import Arguments
+from halfstep.hyperparameters import Arguments, Scalar
 from halfstep.rule import Rule
 from halfstep.rules import trust_ratio, weight_decay
 from halfstep.rules.named import Named
@@ -13,7 +15,7 @@ from halfstep.weight_storage import FED_BACK
 from halfstep_jax.numbers.schedules import checked_peak_of
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
-from halfstep_jax.transform import as_transform, transform_of
+from halfstep_jax.transform import as_transform, say_once, transform_of
 from halfstep_jax.weights.weight_storage import with_param_storage
 
 Links = Mapping[type[Rule], Callable[..., optax.GradientTransformationExtraArgs]]
@@ -28,12 +30,29 @@ def of_arguments(named: Named, arguments: Arguments) -> optax.GradientTransforma
     """Return the transform of a named optimizer, given the arguments of its alias."""
     storage = arguments["param_storage"]
     if whole := named.whole.get(storage):
-        rate = arguments["learning_rate"]
-        is_schedule = storage == FED_BACK and callable(rate)
-        peak = {"peak_lr": checked_peak_of(named.alias, rate)} if is_schedule else {}
-        links = [*links_of(named.front, arguments), as_transform(whole(named.alias, {**arguments, **peak}))]
+        if storage == FED_BACK:
+            arguments = {**arguments, "peak_lr": _peak_lr(named.alias, arguments)}
+        links = [*links_of(named.front, arguments), as_transform(whole(named.alias, arguments))]
         return links[0] if len(links) == 1 else optax.chain(*links)
     return with_param_storage(named.alias, storage, links_of(named, arguments), arguments["seed"])
+
+
+def _peak_lr(alias: str, arguments: Arguments) -> Scalar:
+    """Return the largest learning rate of a run; infinite where it is not known: nothing is fed back then."""
+    rate, peak = arguments["learning_rate"], arguments["peak_lr"]
+    if peak is not None:
+        return peak
+    if callable(rate):
+        return checked_peak_of(alias, rate)
+    if isinstance(rate, jax.Array):
+        say_once(
+            f"{alias}: learning_rate is an array, as optax.inject_hyperparams makes it, and peak_lr is None. "
+            'So param_storage="feedback" feeds nothing back, and is as "stochastic". Pass peak_lr, the '
+            "largest rate of the run; or a schedule, to inject_hyperparams with "
+            "static_args=('learning_rate',)."
+        )
+        return math.inf
+    return None
 
 
 def links_of(

@@ -41,6 +41,7 @@ def sgd(  # noqa: D417 (the others are its links')
     rounding: Rounding = "auto",
     recipe: Recipe | None = None,
     param_storage: ParamStorage | Literal["feedback"] | None = None,
+    peak_lr: jax.typing.ArrayLike | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient descent for weights in bfloat16, float16 or float32, with momentum or without.

@@ -21,6 +21,7 @@ from halfstep_torch.links.chain import HEADER
 from halfstep_torch.links.dry_run import try_rule
 from halfstep_torch.links.group_entries import check_decay, check_entries, check_maximize, check_torch_options
 from halfstep_torch.links.link import is_ours
+from halfstep_torch.numbers.schedules import Schedule
 
 _CYCLE = ("base_momentum", "max_momentum")
 """What OneCycleLR and CyclicLR write into groups: the ends between which they take betas[0] or momentum."""
@@ -32,7 +33,7 @@ def choices_of(optimizer: Owner, param_group: Group) -> tuple[Group, GroupChoice
     if isinstance(param_group, dict):
         lr = param_group.get("lr", optimizer._schedule)
         if callable(lr):
-            schedule, rate = lr, rate_of(caller, lr, 0)
+            schedule, rate = Schedule(lr), rate_of(caller, lr, 0)
             param_group = {**param_group, "lr": rate}
         if optimizer._given_names is not None and "params" in param_group:
             params = with_names(caller, param_group["params"], optimizer._given_names)

@@ -32,8 +32,6 @@ from halfstep_torch.storage.bound_moments import bound_moments, check_moments
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape
 
-_NUMBERS_OP: Any = NumbersOp()  # of NumPy's scalars, as `halfstep.op.NumbersOp` of Numbers
-
 P = ParamSpec("P")
 R = TypeVar("R", bound=Rule)
 L = TypeVar("L")
@@ -150,7 +148,8 @@ class Link(Rule):
             values[field] = np.float32(value)
             numbers[field] = DecayRate.of(value) if number.is_rate and ours else value
         with np.errstate(all="ignore"):  # infinities are numbers too: at lr = 0 nothing moves
-            numbers.update(rule.numbers(_hyperparameters(values), step, _NUMBERS_OP))
+            op: Any = NumbersOp(h, step)  # of NumPy's scalars, as `halfstep.op.NumbersOp` of Numbers
+            numbers.update(rule.numbers(_hyperparameters(values), step, op))
             for name, moment in self._fed_back.items():
                 numbers[name] = values[moment.rate] / (np.float32(1) - values[moment.rate])
         numbers.update(measured or {})

@@ -7,7 +7,7 @@ protecting, and a step has no wrapper. The trial refuses what JAX, or a later st
 import math
 import operator
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from halfstep_torch.numbers import exact, moments
 from halfstep_torch.numbers.global_norm import global_norms
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.norms import in_range, norms
+from halfstep_torch.numbers.schedules import Scheduled
 
 BareOperand: TypeAlias = Tensor | float
 """What operations take in a step: nothing is wrapped there."""
@@ -126,7 +127,15 @@ def _extremum(function: Callable, bound: str, x: Array, y: Array) -> Tensor:
 
 
 class NumbersOp:
-    """The operations of a rule's `numbers`: NumPy's, on float32 scalars on the host."""
+    """The operations of a rule's `numbers`: NumPy's, on float32 scalars on the host.
+
+    Args:
+        values: the values of the rule's fields, by name, with schedules.
+        step: the count of the step.
+    """
+
+    def __init__(self, values: Values = None, step: int = 0):
+        self._values, self._step = values, step
 
     sqrt, abs, sign, isfinite = np.sqrt, np.abs, np.sign, np.isfinite
     maximum, minimum, power = np.maximum, np.minimum, np.power
@@ -139,9 +148,26 @@ class NumbersOp:
         """Return minimum(maximum(x, low), high)."""
         return np.minimum(np.maximum(x, low), high)
 
-    def unbias(self, *pairs: tuple[Scalar, int]) -> tuple[np.float32, ...]:
+    def unbias(self, *pairs: tuple[Scalar, int], steps: int = 1) -> tuple[Any, ...]:
         """Return the correction of bias of each pair (rate, t): 1 / (1 - rate^t), contract M2."""
-        return tuple([np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs])
+        *inverses, last = [np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs]
+        if steps > 1:
+            rate, t = pairs[-1]
+            last = np.float32(1) / np.array([moments.bias_correction(rate, t + k) for k in range(steps)])
+        return (*inverses, last)
+
+    def coming(self, field: str, steps: int) -> np.ndarray | None:
+        """Return the numbers of the next steps of a field that follows a schedule; None without one."""
+        value = getattr(self._values, field, None)
+        return value.ahead(self._step, steps) if isinstance(value, Scheduled) else None
+
+    def steps(self, steps: int) -> np.ndarray:
+        """Return 1, 2, ... up to a number of steps."""
+        return np.arange(1, steps + 1, dtype=np.float32)
+
+    def halves(self, x: np.ndarray) -> tuple[Any, Any]:
+        """Return every second number from the first on, and the others; of two both, as scalars."""
+        return (x[0], x[1]) if len(x) == 2 else (x[::2], x[1::2])
 
     def float32(self, x: Scalar) -> np.float32:
         """Return a count as a number, and a comparison as 0 or 1."""

@@ -3,9 +3,50 @@
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
+
+from halfstep.hyperparameters import Scalar
 from halfstep_torch.numbers.hyperparameters import nonnegative
 
-Schedule = Callable[[int], float]
+_KEPT = 1 << 10
+
+
+@dataclasses.dataclass
+class Schedule:
+    """A function of the count, and what it gave for counts that come.
+
+    Attributes:
+        function: from a count of steps to a number.
+    """
+
+    function: Callable[[int], Scalar]
+    _coming: dict[int, float] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def __call__(self, count: int) -> float:
+        """Return the number at a count of steps."""
+        return self.function(count)
+
+    def ahead(self, count: int, steps: int) -> np.ndarray:
+        """Return the float32 numbers at `count` and the counts that follow; past its end the last one stays.
+
+        Each count is asked once, unless the function gives another number at `count` than it did before.
+        """
+        coming = self._coming if self._coming.get(count) == self._number(count) else {}
+        last = self._number(count - 1) or 0.0
+        for k in range(count, count + steps):
+            if k not in coming and (number := self._number(k)) is not None:
+                last = number
+            last = coming.setdefault(k, last)
+        now = {k: coming[k] for k in range(count, count + steps)}
+        self._coming = coming if len(coming) < _KEPT else now
+        return np.array(list(now.values()), np.float32)
+
+    def _number(self, count: int) -> float | None:
+        """Return the number at a count; None where there is none, as past the end of a list."""
+        try:
+            return float(self.function(count))
+        except Exception:
+            return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,9 +55,14 @@ class Scheduled:
 
     caller: str
     name: str
-    rate: Schedule
+    rate: Callable[[int], float]
 
     def at(self, step: int) -> float:
         """Return the number of a step. A schedule reads the count before its increment (contract A6)."""
         name, value = f"{self.name}({step - 1})", self.rate(step - 1)
         return nonnegative(self.caller, name, value, "Use a schedule of numbers >= 0.")
+
+    def ahead(self, step: int, steps: int) -> np.ndarray:
+        """Return the float32 numbers of the steps after `step`."""
+        schedule = self.rate if isinstance(self.rate, Schedule) else Schedule(self.rate)
+        return schedule.ahead(step, steps)

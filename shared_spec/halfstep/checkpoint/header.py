@@ -18,7 +18,7 @@ from halfstep.hyperparameters import Scalar
 from halfstep.rule import Rule, declared
 from halfstep.version import __version__
 
-SPEC_VERSION = 3
+SPEC_VERSION = 4
 """Of the contract: it changes whenever a published bit does."""
 
 Recipe = list[Header]

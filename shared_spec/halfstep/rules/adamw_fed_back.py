@@ -2,14 +2,21 @@
 
 import dataclasses
 
-from halfstep.hyperparameters import Arguments, Scalar
+from halfstep.hyperparameters import Arguments, Scalar, check_bound
 from halfstep.rule import Rule, decay_rate, moment, number
-from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, check_whole, emitted, largest_rate
+from halfstep.rules.fed_back import (
+    AHEAD,
+    MOST,
+    check_fed_back,
+    check_kept,
+    check_whole,
+    emitted,
+    share_of_errors,
+)
 from halfstep.seeds import Seed
 from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
-_THIRD = 1 / 3
 _MOST_OF_COARSE = -1  # in place of MOST, whose unit is a root of the second moment
 
 
@@ -23,15 +30,17 @@ class AdamWFedBack(Rule):
         w = p - (((v (r1 lr)) / root) + ((lr weight_decay) p))
         p <- q = round(w);  e = w - q
         mu <- round(v - (root (back e)))
-        back = min((((1 - b1) / b1) / r) / max(lr, peak_lr / 8), K / ulp(p)),  r about r1 (contract A21)
+        back = min(1 / max(s, b1 / (1 - b1) peak_lr / 32), K / ulp(p))
+        s = sum over k >= 1 of b1^k lr(t + k) / (1 - b1^(t + k))
 
-    In float32, each operation rounded once. Later steps add b1 / (1 - b1) times what `mu` has, times their
-    rates: here e, once. So errors do not add up: after T steps a weight is about one gap from where it would
-    be, in place of sqrt(T / 6) gaps. `mu` is an average of gradients, as AdamW's, and nothing else is kept.
+    In float32, each operation rounded once. Later steps add s times what `mu` has: here e, once. So errors do
+    not add up: after T steps a weight is about one gap from where it would be, in place of sqrt(T / 6) gaps.
+    `mu` is an average of gradients, as AdamW's, and nothing else is kept.
 
     Neither bound of `back` depends on e, so that what is fed back is right on average. K is 16 roots of nu;
-    where `mu` has no scale or 4 bits, 1/2. `peak_lr`, the largest rate of the run, is for rates that rise
-    again: what was divided by a rate near 0 would be multiplied by a large one.
+    where `mu` has no scale or 4 bits, 1/2. A schedule gives the rates of s. Where there is none, they are
+    taken to rise on a line up to `peak_lr`, the largest rate of the run, of which then a quarter divides.
+    With an infinite `peak_lr` nothing is fed back.
 
     Float32 weights are not rounded: their step is AdamW's.
     """
@@ -46,7 +55,7 @@ class AdamWFedBack(Rule):
     eps: Scalar = number(1e-8)
     eps_root: Scalar = number(0.0)
     weight_decay: Scalar = number(0.0, schedule=True)
-    peak_lr: Scalar = number(None, none=0.0, torch="peak_lr", owned=False)
+    peak_lr: Scalar = number(None, check=check_bound, none=0.0, torch="peak_lr", owned=False)
     mu_dtype: DType = None
     nu_dtype: DType = None
     mu_rounding: Rounding = "auto"
@@ -58,18 +67,14 @@ class AdamWFedBack(Rule):
 
     def numbers(self, h, t, op):
         """Return the correction of bias of nu, the rates of averages, of gradients and decay, and `back`."""
-        r1, r2, r1_next, r1_second = op.unbias((h.b1, t), (h.b2, t), (h.b1, t + 1), (h.b1, t + 2))
-        ahead, then, later = (r1_next, r1_second, h.b1 * h.b1) if self.nesterov else (r1, r1_next, h.b1)
-        c = (1 / ahead + 1 / then) * 0.5
-        # A third is about -(1 - c) / ln(c): what corrections of bias make of it, which fall at later steps.
-        corrected = op.sqrt(c) * 2 + (1 + c) * 0.5
-        inverse_rate = 1 / largest_rate(h, op)
+        then = t + 2 if self.nesterov else t + 1
+        r1, r2, r1_next, later = op.unbias((h.b1, t), (h.b2, t), (h.b1, t + 1), (h.b1, then), steps=AHEAD)
         return {
             "r2": r2,
-            "ahead": ahead * h.learning_rate,
+            "ahead": (r1_next if self.nesterov else r1) * h.learning_rate,
             "now": r1 * h.learning_rate,
             "decayed": h.learning_rate * h.weight_decay,
-            "back": (((1 - h.b1) / op.maximum(later, TINY)) * _THIRD * inverse_rate) * corrected,
+            "back": share_of_errors(h.b1, h, t, op, self.nesterov, later),
         }
 
     def update(self, g, p, n, m, op):

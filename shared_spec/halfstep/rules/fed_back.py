@@ -3,29 +3,61 @@
 from collections.abc import Iterable
 
 from halfstep.hyperparameters import Arguments, Scalar, check_decay_rate
-from halfstep.numbers import Number, Numbers
+from halfstep.numbers import Count, Number, Numbers
 from halfstep.op import NumbersOp, Op
 
+AHEAD_BITS = 7
+AHEAD = 2**AHEAD_BITS
+"""How many coming rates are read; the last one stays after these."""
 TINY = 2.0**-100  # in place of a rate of 0, which divides nothing
+_SMALLEST = 2.0**-20  # of decay rates, so that no power is subnormal
 MOST = 4
 """A power of two: how many times its unit an error of one gap moves a moment by at most."""
-_OF_PEAK = 0.125
+_OF_PEAK, _OF_PEAK_UNKNOWN = 1 / 32, 1 / 4  # the least that divides, where rates are known or not
+_ROSE = 8
 
 
-def largest_rate(h: Numbers, op: NumbersOp) -> Number:
-    """Return the learning rate, or an eighth of the largest of the run: what divides errors."""
-    return op.maximum(op.maximum(h.learning_rate, h.peak_lr * _OF_PEAK), TINY)
+def share_of_errors(
+    rate: Number, h: Numbers, t: Count, op: NumbersOp, nesterov: bool, unbias: Number | None = None
+) -> Number:
+    """Return 1 / s, s what later steps make of 1 in a moment of this decay rate (contract A21).
+
+    With `unbias`, the corrections of bias of these steps, s = sum_k rate^k lr(t + k) unbias_k. Where no
+    schedule gives the rates, they rise from 0 on a line, through that of this step, up to the largest.
+    """
+    rates, of_peak = op.coming("learning_rate", AHEAD), _OF_PEAK
+    if rates is None:
+        of_peak, now = _OF_PEAK_UNKNOWN, h.learning_rate
+        rise = 1 + op.steps(AHEAD) / op.float32(t)
+        rates = op.minimum(now * rise, op.maximum(h.peak_lr, now))
+    b = op.maximum(rate, _SMALLEST)
+    later = b * b if nesterov else b
+    total = later * _discounted(rates if unbias is None else rates * unbias, b, op)
+    least = (later / (1 - b)) * (h.peak_lr * of_peak)
+    return 1 / op.maximum(op.maximum(total, least), TINY)
+
+
+def _discounted(x: Number, b: Number, op: NumbersOp) -> Number:
+    """Return the sum of b^k x_k, whose last x stays for ever: by pairs, and pairs of these."""
+    last, power = x, b
+    for _ in range(AHEAD_BITS):
+        even, odd = op.halves(x)
+        x, last = even + power * odd, op.halves(last)[1]
+        power = op.maximum(power, _SMALLEST)
+        power = power * power
+    return x + power * (last / (1 - b))
 
 
 def rate_that_rose(rate: float, largest: float, way_out: str) -> str:
     """Return what a rate means that is far above the largest one known before; "" up to 8 times of it.
 
-    Errors were divided by an eighth of the largest rate at least, and come back times the rates that follow.
+    Errors were divided by what was known, and come back times the rates that follow.
     """
-    if not 0 < largest < rate * _OF_PEAK:
+    if not 0 < largest * _ROSE < rate:
         return ""
     return (
-        f"the learning rate is {rate:.4g}, more than 8 times the largest that was known ({largest:.4g}). "
+        f"the learning rate is {rate:.4g}, more than {_ROSE} times the largest that was known "
+        f"({largest:.4g}). "
         'Under param_storage="feedback" earlier rounding errors come back larger than they were. '
         f"{way_out}"
     )

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from halfstep.hyperparameters import Arguments, Scalar
+from halfstep.hyperparameters import Arguments, Scalar, check_bound
 from halfstep.rule import Rule, moment, number
-from halfstep.rules.fed_back import MOST, TINY, check_fed_back, check_kept, emitted, largest_rate
+from halfstep.rules.fed_back import MOST, check_fed_back, check_kept, emitted, share_of_errors
 from halfstep.seeds import Seed
 from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
@@ -19,13 +19,13 @@ class SGDFedBack(Rule):
         w = p - (lr t);  with `nesterov` p - (lr (g + (decay t)))
         p <- q = round(w);  e = w - q
         trace <- round(t - (back e))
-        back = min(((1 - decay) / decay) / max(lr, peak_lr / 8), |t| (16 / ulp(p)))
+        back = min(1 / max(s, decay / (1 - decay) peak_lr / 32), |t| (16 / ulp(p)))
+        s = sum over k >= 1 of decay^k lr(t + k);  with `nesterov` decay times that
 
-    In float32, each operation rounded once; with `nesterov` the divisor is decay^2. Later steps add
-    decay / (1 - decay) times what `trace` has, times their rates: here e, once. So errors do not add up. The
-    sum has no second moment for a unit. So an error of one gap moves it by at most 16 times itself, which a
-    rate that was near 0 and rises needs. That bound reads t before w is rounded: what is fed back is right
-    on average. `peak_lr` is the largest rate of the run, as in `AdamWFedBack`.
+    In float32, each operation rounded once. Later steps add s times what `trace` has: here e, once. So errors
+    do not add up. The sum has no second moment for a unit. So an error of one gap moves it by at most 16
+    times itself, which a rate that was near 0 and rises needs. That bound reads t before w is rounded: what
+    is fed back is right on average. Rates and `peak_lr` are as in `AdamWFedBack`.
 
     Float32 weights are not rounded: their step is that of SGD.
     """
@@ -36,7 +36,7 @@ class SGDFedBack(Rule):
 
     learning_rate: Scalar = number(schedule=True, torch="lr")
     decay: Scalar = number(torch="momentum", check=check_kept)
-    peak_lr: Scalar = number(None, none=0.0, torch="peak_lr", owned=False)
+    peak_lr: Scalar = number(None, check=check_bound, none=0.0, torch="peak_lr", owned=False)
     nesterov: bool = False
     accumulator_dtype: DType = None
     rounding: Rounding = "auto"
@@ -45,8 +45,7 @@ class SGDFedBack(Rule):
 
     def numbers(self, h, t, op):
         """Return what errors are multiplied by, where the bound does not decide."""
-        later = h.decay * h.decay if self.nesterov else h.decay
-        return {"back": ((1 - h.decay) / op.maximum(later, TINY)) / largest_rate(h, op)}
+        return {"back": share_of_errors(h.decay, h, t, op, self.nesterov)}
 
     def update(self, g, p, n, m, op):
         """Return q - p; w - p where rounding is exact, and -0.0 where q is p."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from halfstep_spec.cases.adamw_fed_back import fed_back_case
+from halfstep_spec.cases.adamw_fed_back import fed_back_case, rates_from
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.rules.sgd_fed_back import FedBackSGD, SGDFedBack
 from halfstep_spec.storage.state_dtypes import scaled
@@ -15,7 +15,8 @@ from halfstep_spec.vectors import Case
 NOTES = {
     "Grid": "dtypes of the weights, and ways to store the sum",
     "Small": "small rates, where the bound by the sum itself decides",
-    "Peak": "a rate far below the largest rate of the run, by which what is fed back is then divided",
+    "Peak": "a rate far below the largest rate of the run, a quarter of which then divides what is fed back",
+    "Rates": "a schedule, whose coming rates are known",
     "Brief": "hardly any momentum",
     "Still": "a learning rate of 0: nothing is divided by it",
     "L2": "L2 decay, which stands in front of the rule",
@@ -40,6 +41,8 @@ def cases() -> list[Case]:
         (_RULE(), "bfloat16", 1000, 1e-6, ("Small",)),
         (_RULE(), "float16", 1000, 1e-6, ("Small",)),
         (_RULE(peak_lr=1e-1), "bfloat16", 1000, 1e-3, ("Peak",)),
+        (_RULE(peak_lr=1e-1), "bfloat16", 0, 0.0, ("Rates",)),
+        (_RULE(peak_lr=1e-1, nesterov=True), "bfloat16", 15, 0.0, ("Rates",)),
         (_RULE(decay=2.0**-10), "bfloat16", 0, 1e-2, ("Brief",)),
         (_RULE(), "bfloat16", 3, 0.0, ("Still",)),
         (_RULE(), "bfloat16", 0, 1e-2, ("L2",)),
@@ -57,5 +60,6 @@ def _case(rule: SGDFedBack, dtype: str, count: int, lr: float, flags: tuple[str,
         weights[:8] = [0, -0.0, 1e-30, -1e-30, 2.0**-14, 6e4, -6.5504e4, 1e-5]
         g[4::7] = 0
     rule = dataclasses.replace(rule, learning_rate=lr)
-    step = FedBackSGD(rule, 0.1 if flags == ("L2",) else 0.0, "l2", dtype, "feedback")
+    rates = rates_from(count, rule.peak_lr) if flags == ("Rates",) else ()
+    step = FedBackSGD(rule, 0.1 if flags == ("L2",) else 0.0, "l2", dtype, "feedback", count, rates)
     return fed_back_case(step, weights.reshape(_SHAPE), g.reshape(5, *_SHAPE), count, lr, flags, "A23")

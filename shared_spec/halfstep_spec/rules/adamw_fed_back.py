@@ -1,5 +1,6 @@
 """AdamW whose errors of rounding weights go into the first moment. Contract: A21. Vectors: adamw_fed_back."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +14,19 @@ from halfstep_spec.rules.step import Step, StepState
 from halfstep_spec.storage.formats import Format
 from halfstep_spec.weights.weight_rule import NearestWeights, apply_updates
 
-_TINY = np.float32(2.0**-100)
+AHEAD = 128
+_TINY, _SMALLEST = np.float32(2.0**-100), np.float32(2.0**-20)
 
 
 @dataclasses.dataclass(frozen=True)
 class FedBackRule(Rule):
-    """A whole step: it rounds weights, and what this leaves out goes into the first moment (P9)."""
+    """A whole step: it rounds weights, and what this leaves out goes into the first moment (P9).
+
+    Attributes:
+        coming: the rates of the `AHEAD` steps that follow; None where no schedule gives them.
+    """
+
+    coming: np.ndarray | None = dataclasses.field(default=None, init=False, compare=False)
 
     def step(self, g, state, leaf, p=None, weight=None):
         """Do as `Rule.step`; without a `weight`, for float32 weights, which are not rounded."""
@@ -26,17 +34,37 @@ class FedBackRule(Rule):
             weight = StepWeight(np.asarray(p, np.float32), "float32", None)
         return super().step(g, state, leaf, p, weight)
 
-    @staticmethod
-    def later(decay: Any, nesterov: bool) -> np.float32:
-        """Return what the next steps take of an error that a moment of this decay rate has."""
-        rate = np.float32(decay)
-        return np.maximum(rate * rate if nesterov else rate, _TINY)
+    def back(self, decay: float, count: int, unbias: np.ndarray, nesterov: bool) -> np.float32:
+        """Return what an error is multiplied by, so that later steps of this decay rate take it back once.
 
-    @staticmethod
-    def largest_rate(learning_rate: float, peak_lr: float) -> np.float32:
-        """Return the learning rate, or an eighth of the largest of the run."""
-        peak = np.float32(peak_lr) * np.float32(0.125)
-        return np.maximum(np.maximum(np.float32(learning_rate), peak), _TINY)
+        Args:
+            decay: rate of the moment.
+            count: 1 at the first step.
+            unbias: inverse corrections of bias of the `AHEAD` steps that follow.
+            nesterov: whether a step looks ahead, and takes a further factor of the rate.
+        """
+        rule: Any = self
+        one, lr, peak = np.float32(1), np.float32(rule.learning_rate), np.float32(rule.peak_lr)
+        rates, of_peak = self.coming, np.float32(1 / 32)
+        if rates is None:
+            rise = one + np.arange(1, AHEAD + 1, dtype=np.float32) / np.float32(count)
+            rates, of_peak = np.minimum(lr * rise, np.maximum(peak, lr)), np.float32(1 / 4)
+        b = np.maximum(np.float32(decay), _SMALLEST)
+        later = b * b if nesterov else b
+        x = rates * unbias
+        last, power = x[-1], b
+        while len(x) > 1:
+            x = x[0::2] + power * x[1::2]
+            power = np.maximum(power, _SMALLEST) * np.maximum(power, _SMALLEST)
+        total = later * (x[0] + power * (last / (one - b)))
+        least = (later / (one - b)) * (peak * of_peak)
+        return one / np.maximum(np.maximum(total, least), _TINY)
+
+    def following(self, coming: np.ndarray | None) -> Any:
+        """Return the rule with the rates of the steps that follow."""
+        rule = copy.copy(self)
+        object.__setattr__(rule, "coming", coming)
+        return rule
 
     @staticmethod
     def emitted(p: np.ndarray, down: np.ndarray, w: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -49,7 +77,7 @@ class AdamWFedBack(FedBackRule):
     """The whole step of AdamW: it rounds weights, and what this leaves out goes into the first moment.
 
     Attributes:
-        peak_lr: the largest learning rate of the run, as far as it is known; 0 where it is not.
+        peak_lr: the largest learning rate of the run, as far as it is known; 0 for that of this step.
     """
 
     learning_rate: float = 1e-3
@@ -70,19 +98,16 @@ class AdamWFedBack(FedBackRule):
 
     def corrections(self, count: int) -> Mapping[str, Any]:
         """Return the numbers of a step."""
-        one, lr, b1 = np.float32(1), np.float32(self.learning_rate), np.float32(self.b1)
-        r1, r1_next, r1_second = (one / bias_correction(self.b1, count + k) for k in range(3))
-        ahead, then = (r1_next, r1_second) if self.nesterov else (r1, r1_next)
-        c = ((one / ahead) + (one / then)) * np.float32(0.5)
-        corrected = (np.sqrt(c) * np.float32(2)) + ((one + c) * np.float32(0.5))
-        later = self.later(b1, self.nesterov)
-        rate = self.largest_rate(self.learning_rate, self.peak_lr)
+        one, lr = np.float32(1), np.float32(self.learning_rate)
+        r1, r1_next = (one / bias_correction(self.b1, count + k) for k in range(2))
+        then = count + 1 + self.nesterov
+        unbias = one / np.array([bias_correction(self.b1, then + k) for k in range(AHEAD)])
         return {
             "r2": one / bias_correction(self.b2, count),
-            "ahead": ahead * lr,
+            "ahead": (r1_next if self.nesterov else r1) * lr,
             "now": r1 * lr,
             "decayed": lr * np.float32(self.weight_decay),
-            "back": ((((one - b1) / later) * np.float32(1 / 3)) * (one / rate)) * corrected,
+            "back": self.back(self.b1, count, unbias, self.nesterov),
         }
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
@@ -101,7 +126,15 @@ class AdamWFedBack(FedBackRule):
 
 @dataclasses.dataclass(frozen=True)
 class FedBack(Step):
-    """A step of that rule, which rounds the weights itself, behind L2 decay if there is any."""
+    """A step of that rule, which rounds the weights itself, behind L2 decay if there is any.
+
+    Attributes:
+        first: a count of steps.
+        rates: of the steps after that count, where a schedule gives them; else empty.
+    """
+
+    first: int = 0
+    rates: tuple[float, ...] = ()
 
     @property
     def storage(self) -> NearestWeights:
@@ -116,7 +149,11 @@ class FedBack(Step):
 
     def step(self, p: np.ndarray, g: np.ndarray, state: StepState, leaf: str, learning_rate):
         """Return the new patterns of the weights and the new state."""
-        rule = self.at_rate(float(learning_rate))
+        coming = None
+        if self.rates:
+            now = state.rule.count - self.first
+            learning_rate, coming = self.rates[now], np.array(self.rates[now + 1 :][:AHEAD], np.float32)
+        rule = self.at_rate(float(learning_rate)).following(coming)
         p32 = self.storage.seen(p, None)
         for link in self.links(learning_rate)[0]:
             g, _ = link.step(g, link.init(g.shape), "", p32)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from halfstep_spec.rule import Moment, moment
-from halfstep_spec.rules.adamw_fed_back import FedBack, FedBackRule
+from halfstep_spec.rules.adamw_fed_back import AHEAD, FedBack, FedBackRule
 from halfstep_spec.storage.formats import Format
 
 
@@ -16,7 +16,7 @@ class SGDFedBack(FedBackRule):
     """The whole step of SGD: it rounds weights, and what this leaves out goes into the sum of gradients.
 
     Attributes:
-        peak_lr: the largest learning rate of the run, as far as it is known; 0 where it is not.
+        peak_lr: the largest learning rate of the run, as far as it is known; 0 for that of this step.
     """
 
     learning_rate: float = 1e-3
@@ -30,9 +30,7 @@ class SGDFedBack(FedBackRule):
 
     def corrections(self, count: int) -> Mapping[str, Any]:
         """Return what errors are multiplied by, where no gap bounds it."""
-        decay = np.float32(self.decay)
-        rate = self.largest_rate(self.learning_rate, self.peak_lr)
-        return {"back": ((np.float32(1) - decay) / self.later(decay, self.nesterov)) / rate}
+        return {"back": self.back(self.decay, count, np.ones(AHEAD, np.float32), self.nesterov)}
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
         """Return the update that leads to the rounded weights; the formula is in the contract."""
