@@ -1,0 +1,119 @@
+"""A Keras optimizer over those of this package. Importing this imports Keras, with its torch backend."""
+
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from halfstep.checkpoint.state_alone import replace_state, state_bytes
+from halfstep.hyperparameters import Arguments
+from halfstep_torch.checkpoint.save_state import load_state, save_state
+from halfstep_torch.integrations.config import from_config
+
+_CALLER = "KerasOptimizer"
+
+
+@keras.saving.register_keras_serializable("halfstep")
+class KerasOptimizer(keras.optimizers.Optimizer):
+    """Steps the weights of a Keras model by an optimizer of this package, inside `fit` as it is.
+
+    Leaf names are the indices of the model's `trainable_variables`. A `.keras` file and `save_weights` hold
+    the state to the bit, and `halfstep_jax.integrations.keras` continues from it with Keras' JAX backend.
+
+        model.compile(KerasOptimizer("adamw(recipe='one_pass')", learning_rate=1e-3), "mse")
+
+    Args:
+        transform: the config of an optimizer of this package without its learning rate, a text or a mapping
+            (see `from_config`). The argument has the name that it has in the JAX package.
+        learning_rate: a number or a schedule of Keras, which callbacks may change.
+        name: of the optimizer.
+        **options: of `keras.optimizers.Optimizer`: clipping, `gradient_accumulation_steps`,
+            `loss_scale_factor` and moving averages, which Keras computes. `weight_decay` belongs to the
+            config, because Keras would round it to the dtype of the weights.
+
+    Raises:
+        RuntimeError: if the backend of Keras is not torch.
+        TypeError: for `weight_decay` beside the config.
+        ValueError: for a config that `from_config` refuses.
+
+    Source: ours.
+    """
+
+    def __init__(
+        self,
+        transform: str | Arguments,
+        learning_rate: Any,  # a number, or a schedule of Keras
+        name: str = "halfstep",
+        **options: Any,  # of Keras
+    ) -> None:
+        if keras.backend.backend() != "torch":
+            raise RuntimeError(
+                f"{_CALLER}: the backend of Keras is {keras.backend.backend()!r}. Set KERAS_BACKEND=torch "
+                "before Keras is imported, or use halfstep_jax.integrations.keras under 'jax'."
+            )
+        if "weight_decay" in options:
+            raise TypeError(
+                f"{_CALLER}: weight_decay={options['weight_decay']} would be rounded to the dtype of the "
+                'weights by Keras. Put it into the config: "adamw(weight_decay=0.1)".'
+            )
+        make = from_config(transform)
+        super().__init__(learning_rate, name=name, **options)
+        self._source, self._make = transform, make
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Make the optimizer of the weights."""
+        if self.built:
+            return
+        super().build(variables)
+        self._model = torch.nn.Module()
+        for i, variable in enumerate(variables):
+            self._model.register_parameter(str(i), variable.value)
+        self._optimizer = self._make(self._model.named_parameters())
+
+    def _backend_update_step(
+        self,
+        grads: Sequence,
+        trainable_variables: Sequence,
+        learning_rate: Any,  # of Keras
+    ) -> None:
+        """Step all weights that have a gradient at once."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = float(learning_rate)
+        own = [v.value.grad for v in self._trainable_variables]
+        try:
+            for variable in self._trainable_variables:
+                variable.value.grad = None
+            for variable, grad in zip(trainable_variables, grads, strict=True):
+                variable.value.grad = grad
+            self._optimizer.step()
+        finally:
+            for variable, grad in zip(self._trainable_variables, own, strict=True):
+                variable.value.grad = grad
+
+    def save_own_variables(self, store: Any) -> None:  # a mapping of Keras
+        """Write Keras' own variables by their index, and the state as a state file without weights."""
+        super().save_own_variables(store)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "state"
+            save_state(path, self._model, self._optimizer)
+            store["state"] = state_bytes(_CALLER, path)
+
+    def load_own_variables(self, store: Any) -> None:  # a mapping of Keras
+        """Continue from what `save_own_variables` of either backend wrote, or raise ValueError."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "state"
+            save_state(path, self._model, self._optimizer)
+            replace_state(_CALLER, path, np.asarray(store["state"]))
+            load_state(path, self._model, self._optimizer)
+        for i, variable in enumerate(self.variables):
+            variable.assign(store[str(i)])
+
+    def get_config(self) -> Arguments:
+        """Return the arguments, for a `.keras` file."""
+        config = super().get_config()
+        config.pop("weight_decay")
+        return {**config, "transform": self._source}
