@@ -17,6 +17,9 @@ SOURCE = '''"""A text of 1 < 2."""
 def sign(x: int = 3) -> int:
     if x < 0 and not x:
         raise ValueError(f"{x + 1} is below 0")
+    say_once("seen")
+    seen.append(x)
+    seen[0] -= x
     return max(x,
                x - 1)
 '''
@@ -33,6 +36,10 @@ def test_an_expression_becomes_another_and_texts_annotations_and_errors_stay():
         ("max(x, x - 1)", "min(x, x - 1)"),
         ("x - 1", "x + 1"),
         ("1", "2"),
+        ("x < 0 and (not x)", "False"),
+        ("x < 0 and (not x)", "True"),
+        ("seen.append(x)", "pass"),
+        ("seen[0] -= x", "pass"),
     }
 
 

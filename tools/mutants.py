@@ -3,13 +3,14 @@
     make mutants                        # 100 mutants, MINUTES=120
     python tools/mutants.py --list      # which ones
 
-A mutant is one token: a comparison, an operator, a number, a bool, `and`, `not`, min or max. Texts,
-annotations and messages stay. A seed draws them, as many in each room, which is a folder of a package; those
-of a file stay the same when others change. One run of the quick tests notes which of them run which line.
-Then a copy of the tree in `out/mutants` is changed, and the tests that run the line go, the quickest first,
-until one fails: in processes that are forked from one that has the frameworks. Each row is written as it
-comes, and a later run goes on where this one ended. A mutant that lives is a test that is missing, or a line
-that changes nothing: `--again` tries those once more, and `--wide` holds them against all quick tests.
+A mutant changes one token (a comparison, an operator, a number, a bool, `and`, `not`, min or max), drops
+one statement, or fixes the condition of one `if`. Texts, annotations and messages stay. A seed draws them,
+as many in each room, which is a folder of a package; those of a file stay the same when others change. One
+run of the quick tests notes which of them run which line. Then a copy of the tree in `out/mutants` is
+changed, and the tests that run the line go, the quickest first, until one fails: in processes that are
+forked from one that has the frameworks. Each row is written as it comes, and a later run goes on where this
+one ended. A mutant that lives is a test that is missing, or a line that changes nothing: `--again` tries
+those once more, and `--wide` holds them against all quick tests.
 """
 
 import argparse
@@ -50,7 +51,7 @@ _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "minimum": "ma
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """One changed expression.
+    """One changed expression or statement.
 
     Attributes:
         file: where it is, relative to the repository.
@@ -86,7 +87,8 @@ class Mutant:
         lines = source.encode().splitlines(keepends=True)
         last, end = self.stop
         head, tail = lines[self.line - 1][: self.column], lines[last - 1][end:]
-        changed = [*lines[: self.line - 1], head + f"({self.after})".encode() + tail, *lines[last:]]
+        after = self.after if self.after == "pass" else f"({self.after})"
+        changed = [*lines[: self.line - 1], head + after.encode() + tail, *lines[last:]]
         return b"".join(changed).decode()
 
 
@@ -94,20 +96,21 @@ def mutants_of(file: str, source: str) -> Iterator[Mutant]:
     """Yield every mutant of a module."""
     met: collections.Counter[tuple[str, str]] = collections.Counter()
     for node in _code(ast.parse(source)):
-        for change in _changes(node):
-            stop = (node.end_lineno or node.lineno, node.end_col_offset or 0)
-            before, after = ast.unparse(node), ast.unparse(change)
-            yield Mutant(file, node.lineno, node.col_offset, stop, before, after, met[before, after])
+        for part, change in _changes(node):
+            stop = (part.end_lineno or part.lineno, part.end_col_offset or 0)
+            before, after = ast.unparse(part), ast.unparse(change)
+            yield Mutant(file, part.lineno, part.col_offset, stop, before, after, met[before, after])
             met[before, after] += 1
 
 
-def _code(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the expressions that run, without texts, annotations, errors and what is logged."""
-    called = node.func if isinstance(node, ast.Call) else None
+def _code(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """Yield expressions and statements that run, without texts, annotations, errors and log lines."""
+    call = node.value if isinstance(node, ast.Expr) else node
+    called = call.func if isinstance(call, ast.Call) else None
     quiet = isinstance(called, ast.Name) and called.id in ("say_once", "TypeVar", "cast")
     if isinstance(node, (ast.Raise, ast.JoinedStr)) or quiet:
         return
-    if isinstance(node, ast.expr):
+    if isinstance(node, (ast.expr, ast.stmt)):
         yield node
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "type_comment", "type_params", "decorator_list"):
@@ -117,8 +120,26 @@ def _code(node: ast.AST) -> Iterator[ast.expr]:
                 yield from _code(child)
 
 
-def _changes(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield what an expression may become."""
+def _changes(node: ast.expr | ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr | ast.stmt]]:
+    """Yield pairs: a part of the source, and its replacement."""
+    if isinstance(node, ast.If):
+        yield from ((node.test, ast.Constant(value)) for value in (False, True))
+    elif _can_be_dropped(node):
+        yield node, ast.Pass()
+    elif isinstance(node, ast.expr):
+        yield from ((node, change) for change in _other_expressions(node))
+
+
+def _can_be_dropped(node: ast.AST) -> bool:
+    """Whether a statement has an effect and defines no name, so that the code after it still runs."""
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    return is_call or isinstance(node, (ast.AugAssign, ast.Delete))
+
+
+def _other_expressions(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the replacements of an expression."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         yield ast.Compare(node.left, [_SWAPS[type(node.ops[0])]()], node.comparators)
     elif isinstance(node, ast.BinOp) and type(node.op) in _SWAPS:

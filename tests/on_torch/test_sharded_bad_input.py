@@ -20,10 +20,14 @@ def what_cannot_be_stepped_is_refused_by_name(rank: int) -> None:
     count = torch.distributed.get_world_size()
     mesh, zeros = init_device_mesh("cpu", (count,)), torch.zeros(8, 8)
     partial = DTensor.from_local(zeros, mesh, [Partial()], run_check=False)
+    uneven = DTensor.from_local(
+        zeros[:3], mesh, [Shard(0)], run_check=False, shape=zeros.shape, stride=(8, 1)
+    )
     strided = DTensor.from_local(zeros, mesh, [_StridedShard(0, split_factor=2)], run_check=False)
     for placed, message in (
         (partial, "holds a summand of it"),
         (strided, "without the Shard of the same axis"),
+        (uneven, r"of shape \(8, 8\) has the shape \(3, 8\) here, where its placements .* say \(4, 8\)"),
     ):
         with pytest.raises(ValueError, match=message):
             hs.AdamW([("w", torch.nn.Parameter(placed))])

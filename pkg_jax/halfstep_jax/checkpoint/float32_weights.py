@@ -157,8 +157,6 @@ def _all_extras(caller: str, params, state) -> dict[str, tuple[WeightRule, Tree]
     ]
     for rule, name, array in arrays:
         p = weights.get(name)
-        if p is not None and is_wide(p):
-            continue
         if p is None or p.shape != array.shape:
             shape = "not among the params" if p is None else f"of shape {p.shape}"
             raise ValueError(
