@@ -82,9 +82,13 @@ def _source_of_pack(node: Node) -> Node | None:
 
 
 def _logical_shifts(graph: Graph) -> None:
-    """Make one operation of a shift of int32 whose copies of the sign are masked out."""
+    """Make one operation of a shift of int32 whose copies of the sign are masked out.
 
-    def becomes(node: Node) -> Node | None:
+    A shift to the left before it, which cuts off bits above a field, becomes a mask after it. Processors run
+    more masks than shifts at once.
+    """
+
+    def becomes(node: Node) -> Node | list[Node] | None:
         shift, mask = node.args if node.op == "and" else (None, None)
         if not isinstance(shift, Node) or shift.op != "shr" or shift.dtype != "int32":
             return None
@@ -93,7 +97,11 @@ def _logical_shifts(graph: Graph) -> None:
             return None
         if x.op == "const":
             return Node("const", ((x.args[0] & 0xFFFFFFFF) >> by,), node.shape, node.dtype)
-        return Node("lsr", (x, by), node.shape, node.dtype)
+        up = x.args[1] if x.op == "shl" else None
+        if not isinstance(up, int) or up > by:
+            return Node("lsr", (x, by), node.shape, node.dtype)
+        field = [Node("lsr", (x.args[0], by - up), node.shape, node.dtype)] if by > up else []
+        return [*field, Node("and", (*(field or x.args[:1]), mask), node.shape, node.dtype)]
 
     _replace(graph, becomes)
 
