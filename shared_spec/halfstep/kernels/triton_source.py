@@ -241,6 +241,8 @@ class _Kernel:
         if op in ("table", "iota", "slice", "pad", "cat", "pow", "amin", "all"):
             raise NoGeneratedForm(op)
         given = [_operand(arg, node) for arg in node.args]
+        if op == "mul" and _is_index(node.args[0]):
+            return f"{given[0]} * {given[1]} if REST else index.to(tl.int32) * {given[1]} + offs * {given[1]}"
         if op in ("minimum", "maximum"):
             nan = ", propagate_nan=tl.PropagateNan.ALL" if is_float(node.dtype) else ""
             return f"tl.{op}({given[0]}, {given[1]}{nan})"
@@ -384,6 +386,10 @@ class _Kernel:
 def _function(name: str, taken: Sequence[str], lines: Sequence[str]) -> str:
     body = "\n".join(f"    {line}" for line in lines)
     return f"@triton.jit\ndef {name}({', '.join(taken)}):\n{body}"
+
+
+def _is_index(x: Node | float) -> bool:
+    return isinstance(x, Node) and x.op == "input" and x.args[0] == "index"
 
 
 def _pointer(name: str) -> str:
