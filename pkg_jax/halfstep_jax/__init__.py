@@ -38,7 +38,7 @@ from halfstep_jax.rules.adan import adan, scale_by_adan
 from halfstep_jax.rules.ademamix import ademamix, scale_by_ademamix
 from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
-from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
+from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, lion, scale_by_lion
 from halfstep_jax.rules.muon import (
     MatrixAxes,
@@ -140,7 +140,6 @@ __all__ = [
     "muon_labels",
     "number",
     "option",
-    "preheat",
     "random_words",
     "recipes",
     "relative",

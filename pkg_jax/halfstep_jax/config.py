@@ -40,7 +40,4 @@ def _is_alias(name: str, value: object) -> bool:
     """Whether a public name is that of a whole optimizer."""
     if not inspect.isfunction(value) or name.startswith("scale_by_"):
         return False
-    signature = inspect.signature(value)
-    if signature.return_annotation is optax.Schedule:
-        return False
-    return next(iter(signature.parameters), "") == "learning_rate"
+    return next(iter(inspect.signature(value).parameters), "") == "learning_rate"

@@ -169,7 +169,7 @@ def test_annotations_are_complete_and_can_be_read(name):
         return
     hints, signature = typing.get_type_hints(function), inspect.signature(function)
     assert {"return", *signature.parameters} == hints.keys()
-    if "learning_rate" in signature.parameters and name != "preheat":
+    if "learning_rate" in signature.parameters:
         rate = optax.ScalarOrSchedule
         expected = rate | None if name == "adafactor" else rate
         assert signature.parameters["learning_rate"].annotation == expected

@@ -177,3 +177,27 @@ def test_momentum_that_leaves_a_format_later_is_refused_at_the_first_step(cycle,
     cycled(0.9)
     optimizer.step()
     assert (p != 1).any()
+
+
+def test_preheat_rises_to_its_top_and_then_falls():
+    schedule = hs.preheat(1e-2, 10, -0.25)
+    assert max(map(schedule, range(100))) == schedule(9) == pytest.approx(1e-2)
+    assert schedule(0) == pytest.approx(1e-3)
+    assert schedule(159) == pytest.approx(1e-2 / 2)
+    p = torch.nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    hs.SGD([("p", p)], lr=schedule).step()
+    torch.testing.assert_close(p.detach(), torch.full((2,), 1 - 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1e-3, 0), "preheat_steps=0 is no rise"),
+        ((1e-3, 10, 0.5), r"-decay_power=-0\.5 is negative"),
+        ((-1, 10), "=-1 is negative"),
+    ],
+)
+def test_schedules_that_do_not_rise_or_fall_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        hs.preheat(*arguments)

@@ -1,13 +1,13 @@
 """The learning rate. Contract: section D."""
 
 import functools
+from collections.abc import Callable
 
 from halfstep.hyperparameters import Scalar, check_nonnegative
 from halfstep.rule import number
 from halfstep.rules import learning_rate as shared
 from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.hyperparameters import nonnegative
-from halfstep_torch.numbers.schedules import Schedule
 
 LEARNING_RATE = functools.partial(
     number,
@@ -27,7 +27,7 @@ class ScaleByLearningRate(shared.ScaleByLearningRate):
 scale_by_learning_rate = link_of(shared.ScaleByLearningRate)
 
 
-def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0.5) -> Schedule:
+def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0.5) -> Callable[[int], float]:
     """Return a schedule for `lr`: it rises in a line, and then falls as a power of the count of steps before.
 
         x = (count + 1) / preheat_steps;  lr min(x, x^decay_power)
@@ -46,7 +46,16 @@ def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0
         >>> [round(schedule(count), 6) for count in (0, 49, 99, 399)]
         [1e-05, 0.0005, 0.001, 0.0005]
 
-    Source: A. Vaswani et al., 2017, section 5.3; the arguments are adamw_bfloat16's.
+    Source: A. Vaswani et al., "Attention is all you need", NeurIPS 2017, section 5.3, for the powers 1 and
+        -0.5; the arguments are those of adamw_bfloat16's schedule.
     """
-    top = nonnegative("preheat", "lr", lr)
-    return shared.preheated(top, preheat_steps, decay_power, nonnegative, min)
+    top, steps = nonnegative("preheat", "lr", lr), nonnegative("preheat", "preheat_steps", preheat_steps)
+    fall = nonnegative("preheat", "-decay_power", -decay_power, "Use a power <= 0, such as -0.5.")
+    if not steps:
+        raise ValueError("preheat: preheat_steps=0 is no rise. Use 1 to start at the top.")
+    return functools.partial(_rate_at, top, steps, fall)
+
+
+def _rate_at(top: float, steps: float, fall: float, count: float) -> float:
+    x = (count + 1) / steps
+    return top * min(x, x**-fall)

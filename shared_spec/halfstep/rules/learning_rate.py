@@ -1,44 +1,9 @@
 """The learning rate (contract D2)."""
 
 import functools
-from collections.abc import Callable
 
 from halfstep.hyperparameters import Scalar, check_nonnegative
 from halfstep.rule import Rule, number, option
-
-
-def preheated(
-    top: Scalar,
-    preheat_steps: float,
-    decay_power: float,
-    nonnegative: Callable[..., Scalar],
-    minimum: Callable[..., Scalar],
-) -> Callable[[Scalar], Scalar]:
-    """Return the schedule of `preheat`: top min(x, x^decay_power), with x = (count + 1) / preheat_steps.
-
-    Args:
-        top: the largest rate, at step `preheat_steps`, as a number of the framework.
-        preheat_steps: steps of the rise.
-        decay_power: of the fall; 0 stays at the top, -0.5 falls as one over the square root of the step.
-        nonnegative: of the framework: makes a number of an argument, and refuses what is none.
-        minimum: of the framework.
-
-    Source: A. Vaswani et al., "Attention is all you need", NeurIPS 2017, section 5.3, for the powers 1 and
-        -0.5; the arguments are those of adamw_bfloat16's schedule.
-    """
-    steps = nonnegative("preheat", "preheat_steps", preheat_steps)
-    fall = nonnegative("preheat", "-decay_power", -decay_power, "Use a power <= 0, such as -0.5.")
-    if not steps:
-        raise ValueError("preheat: preheat_steps=0 is no rise. Use 1 to start at the top.")
-
-    return functools.partial(_rate_at, top, steps, fall, minimum)
-
-
-def _rate_at(
-    top: Scalar, steps: Scalar, fall: Scalar, minimum: Callable[..., Scalar], count: Scalar
-) -> Scalar:
-    x = (count + 1) / steps
-    return top * minimum(x, x**-fall)
 
 
 class ScaleByLearningRate(Rule):
