@@ -338,8 +338,9 @@ def _say_what_stays_wide(rule: Rule, stored: dict[str, StoredMoment], params) ->
     """Log once of a moment that stays float32 for want of axes."""
     shapes = [tuple(p.shape) for p in jax.tree.leaves(params)]
     for moment in stored.values():
-        if moment.asked_for is not None:
-            say_once(kept_wide(rule.name, moment.field, moment.asked_for, shapes))
+        fmt = moment.asked_for
+        if fmt is not None and (problem := kept_wide(rule.name, moment.field, fmt, shapes)):
+            say_once(problem)
 
 
 @functools.cache
