@@ -225,11 +225,11 @@ def check_saved_state(
                 f"{what} is {dtype_name(array.dtype)} in the state dict, {dtype_name(spec.dtype)} here. "
                 f"{way_out or OTHER_FORMATS}"
             )
-        saved_format, fmt = saved_arrays.get(key, spec).scale_of, spec.scale_of
-        if saved_format != fmt and saved_format and fmt:
+        of_saved = saved_arrays.get(key, spec)
+        saved_format, fmt = of_saved.scale_of or of_saved.codes_of, spec.scale_of or spec.codes_of
+        if saved_format and fmt and saved_format.label != fmt.label:
             raise ValueError(
-                f"{what} is of {saved_format.dtype} in blocks of {saved_format.block_size} in the state "
-                f"dict, of {fmt.dtype} in blocks of {fmt.block_size} here. {OTHER_FORMATS}"
+                f"{what} is of {saved_format.text} in the state dict, of {fmt.text} here. {OTHER_FORMATS}"
             )
         if array.shape != spec.shape(param.shape):
             cure = (

@@ -37,7 +37,7 @@ class StateArray:
     Attributes:
         dtype: of the array.
         scale_of: the format whose scales it holds, one byte per block; None: one entry per element.
-        packed_of: the format whose codes it holds, two to a byte; None where no byte is shared.
+        codes_of: the format whose codes it holds; None of numbers.
         copies_weights: it starts as the weights; else as zeros, scales as those of zeros.
         copied_as: the format in which it, or its scales, start as the weights, rounded to nearest.
         shape_of: from the shape of the parameter to that of what is stored; None where they are the same.
@@ -45,10 +45,15 @@ class StateArray:
 
     dtype: torch.dtype
     scale_of: Format | None = None
-    packed_of: Format | None = None
+    codes_of: Format | None = None
     copies_weights: bool = False
     copied_as: Format | None = None
     shape_of: Callable[[Shape], Shape] | None = None
+
+    @property
+    def packed_of(self) -> Format | None:
+        """The format whose codes it holds, two to a byte; None where no byte is shared."""
+        return self.codes_of if self.codes_of and self.codes_of.packed else None
 
     def values_shape(self, shape: Shape) -> Shape:
         """Return the shape of the stored values, given the parameter's."""

@@ -62,10 +62,10 @@ class StoredMoment:
     @functools.cached_property
     def arrays(self) -> Mapping[str, StateArray]:
         """The codes, and the scales if there are any."""
-        packed_of = self.format if self.format.packed else None
+        codes_of = self.format if self.format.in_codes else None
         copied_as = self.format if self.copies_weights else None
         codes = StateArray(
-            self.format.torch_dtype, packed_of=packed_of, copied_as=copied_as, shape_of=self.shape_of
+            self.format.torch_dtype, codes_of=codes_of, copied_as=copied_as, shape_of=self.shape_of
         )
         arrays = {self.key: codes}
         if self.format.scaled:
