@@ -10,6 +10,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,9 +24,7 @@ from halfstep_torch.engine.number_places import number_places
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.scaled_step import ScaledStep
 from halfstep_torch.engine.scaling import NotScaling
-from halfstep_torch.engine.slots import count
 from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, sharing_streams
-from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.leaves.memory import has_memory, is_other_view
 from halfstep_torch.links.chain import HEADER
@@ -111,8 +110,13 @@ class Launch:
         self.batches = [batch for batch in batches if has_memory(batch.slots[0].param)]
         self.on_meta = [batch for batch in batches if not has_memory(batch.slots[0].param)]
         self._sharing = sharing_streams(self.batches)
-        exchanging = (slot for batch in batches for slot in batch.slots if slot.exchanges)
-        self._exchanging = {id(slot.counter): (slot.counter, slot) for slot in exchanging}
+        slots = [slot for batch in (*self.batches, *self.on_meta) for slot in batch.slots]
+        self._exchanging = np.array([slot.index for slot in slots if slot.exchanges], np.intp)
+        by_index = {slot.index: slot.counter for slot in slots}
+        counters = [by_index[i] for i in sorted(by_index)]
+        room = sum(len(group["params"]) for group in optimizer.param_groups)
+        self._counts = optimizer._counts.of(counters, optimizer.state.values(), room)
+        self._set_steps(self._counts.next())
 
     def holds(self, listed: Sequence[Tensor], optimizer: StateOwner) -> bool:
         """Whether the launch still fits these parameters: its key is unchanged."""
@@ -123,15 +127,19 @@ class Launch:
         ):
             return False
         try:
-            key, self._steps = _key_of(listed, optimizer.state, optimizer._compile.choice)
+            steps = self._counts.next()
+            key = _key_of(listed, optimizer.state, optimizer._compile.choice, steps)
             # Equal counts and names, which come first, are equally many items of all else.
             same = all(map(operator.eq, self._key, itertools.chain(*key)))
         except Exception:  # what is wrong with it, the build says
             return False
-        return same and all(action.stays() for action in self._actions)
+        if not same or not all(action.stays() for action in self._actions):
+            return False
+        self._set_steps(steps)
+        return True
 
     def renew(self, optimizer: StateOwner, scale: float | None) -> bool:
-        """Read the counts and groups of a step, after `holds`; return False if the launch must be rebuilt.
+        """Read the groups of a step, after `holds`; return False if the launch must be rebuilt.
 
         `scale` is that of the gradients. Raises what reading a group raises.
         """
@@ -143,12 +151,15 @@ class Launch:
             if read.plan_key != before.plan_key and not self._keeps_plans(read):
                 return False
             self._groups[i] = read, _Entries(group, read)
-        for slots, step in zip(self._by_index, self._steps, strict=True):
-            for slot in slots:
-                slot.step = step
         for batch in self.batches:
             batch.group = self._groups[batch.group.index][0]
         return True
+
+    def _set_steps(self, steps: np.ndarray) -> None:
+        """Set the counts after this step, by the parameters' indices."""
+        self._steps = steps
+        for batch in (*self.batches, *self.on_meta):
+            batch.steps = steps[batch.indices].tolist()
 
     def _keeps_plans(self, read: ReadGroup) -> bool:
         """Whether the plans of a group's parameters are unchanged: most numbers do not affect a plan."""
@@ -217,18 +228,15 @@ class Launch:
             waiting += run_batch(batch, step_apart, self._scaled.get(id(batch)))
             for action in self._actions:
                 action.after(batch)
-            count(batch.counters, batch.numbers)
+            self._counts.set(self._steps, batch.ending)
         # What has come to a rule that sees more than is here waits until all that do so have come to it.
         while waiting:
             exchange_all([x for _, of_walk in waiting for x in of_walk])
             waiting = [(walk, asked) for walk, _ in waiting if (asked := next(walk, None)) is not None]
         for action in self._actions:
             action.end()
-        if self._exchanging:
-            counters, slots = zip(*self._exchanging.values(), strict=True)
-            count(counters, {slot.step for slot in slots})
-        for batch in self.on_meta:
-            count(batch.counters, {slot.step for slot in batch.slots})
+        for indices in (self._exchanging, *(batch.ending for batch in self.on_meta)):
+            self._counts.set(self._steps, indices)
 
     def forget(self) -> None:
         """Drop what was brought for this step."""
@@ -239,13 +247,9 @@ class Launch:
         """Store the key, so that the launch can run again."""
         if self._key is not None or self.on_meta or not self.batches:
             return
-        slots: dict[int, list] = {}
-        for slot in (slot for batch in self.batches for slot in batch.slots):
-            slots.setdefault(slot.index, []).append(slot)
-        self._by_index = [slots[index] for index in sorted(slots)]
         reads = {batch.group.index: batch.group for batch in self.batches}
         self._groups = {i: (read, _Entries(optimizer.param_groups[i], read)) for i, read in reads.items()}
-        key, _ = _key_of(self._listed, optimizer.state, optimizer._compile.choice)
+        key = _key_of(self._listed, optimizer.state, optimizer._compile.choice, self._counts.next())
         self._key = [*itertools.chain(*key)]
 
 
@@ -271,26 +275,23 @@ class _Entries:
 
 
 def _key_of(
-    listed: Sequence[Tensor], states: Mapping[Tensor, State], choice: bool | str
-) -> tuple[Key, list[int]]:
-    """Return the key of the parameters that have a gradient, and their counts after this step."""
+    listed: Sequence[Tensor], states: Mapping[Tensor, State], choice: bool | str, steps: np.ndarray
+) -> Key:
+    """Return the key of the parameters that have a gradient, given their counts after this step."""
     weights: list[Array] = [p for p in listed if p.grad is not None]
     grads: list[Array] = [p.grad for p in weights]
     held: list[Array] = [*map(states.get, weights)]
     arrays = [x for state in held for x in state.values() if isinstance(x, Tensor)]  # others keep anything
-    steps = [state["step"].item() + 1 for state in held]
-    if steps and min(steps) < 1:
-        raise ValueError(f"a count is {min(steps) - 1}")  # which the build reports with its name
-    if steps and max(steps) > LAST_STEP:
-        steps = [min(step, LAST_STEP) for step in steps]
+    if len(steps) and steps.min() < 1:
+        raise ValueError(f"a count is {steps.min() - 1}")  # which the build reports with its name
     shards, given = [], (weights, grads, arrays)
     if not are_plain((*weights, *grads, *arrays)):
         shards = [where for where in map(sharding, (*weights, *grads)) if where]
         weights, grads, arrays = ([*map(local_part, tensors)] for tensors in given)
     if any(map(is_other_view, grads, weights)):
         raise ValueError("a gradient is a view of its weight")  # which the build copies
-    key = Key(
-        counts=[[step - steps[0] for step in steps]],
+    return Key(
+        counts=[(steps - steps[:1]).tolist()],
         names=[[*itertools.chain.from_iterable(held)]],
         shards=[shards],
         choice=[choice],
@@ -309,4 +310,3 @@ def _key_of(
         array_dtypes=map(_DTYPE, arrays),
         array_shapes=map(_SHAPE, arrays),
     )
-    return key, steps

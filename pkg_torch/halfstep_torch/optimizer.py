@@ -15,6 +15,7 @@ from halfstep.rules.named import Named
 from halfstep_torch.distributed.agreement import Attempt
 from halfstep_torch.engine.byte_form import pickled, unpickled
 from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.engine.counts import Counts
 from halfstep_torch.engine.group_checks import check_choices, choices_of, read_group, settle_new_group
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of, shown_rates
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
@@ -351,7 +352,7 @@ class Optimizer(torch.optim.Optimizer):
         self._launches: dict[Tensor | None, Launch] = {}
         self._by_param: dict[Tensor, tuple[int, str, Tensor]] = {}
         self._home = type(self._home)()  # which has memory of this process
-        self._members = NamedMembers()
+        self._members, self._counts = NamedMembers(), Counts()
 
     def __repr__(self) -> str:
         """Return torch's text, without names and headers."""

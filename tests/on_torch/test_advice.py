@@ -84,9 +84,10 @@ def slots(names=("a", "b"), grad=1.0, step=1, size=3):
     params = [torch.nn.Parameter(torch.ones(size)) for _ in names]
     for p in params:
         p.grad = torch.full((size,), grad)
-    return [
-        Slot(p, name, plan, Window.full(p.shape), step=step) for p, name in zip(params, names, strict=True)
-    ]
+    made = [Slot(p, name, plan, Window.full(p.shape)) for p, name in zip(params, names, strict=True)]
+    for slot in made:
+        slot.counter = torch.tensor(step - 1)
+    return made
 
 
 def compared(first, second, seeds=((0,), (0,))):

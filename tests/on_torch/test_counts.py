@@ -1,5 +1,9 @@
 """Parameters whose counts differ are stepped together, with the bits that each has alone."""
 
+import copy
+import io
+import pickle
+
 import pytest
 import torch
 
@@ -55,7 +59,7 @@ def test_a_kernel_steps_many_counts_with_the_bits_of_plain_steps(name):
 
 def test_many_counts_are_one_batch(monkeypatch):
     made = []
-    monkeypatch.setattr(launch, "run_batch", lambda batch, _: made.append(len(batch.slots)) or [])
+    monkeypatch.setattr(launch, "run_batch", lambda batch, *_: made.append(len(batch.slots)) or [])
     stepped(OPTIMIZERS["AdamW"], compile=False)
     assert made[1:] == 3 * [len(COUNTS)]
 
@@ -114,3 +118,104 @@ def test_a_negative_count_is_refused_before_any_weight_moves(name, count):
         state["step"].fill_(0)
     step_by_ones(ours)
     assert p.isfinite().all()
+
+
+def counted(count: int = 5, steps: int = 2) -> tuple[list, hs.AdamW]:
+    params = [(f"w{i}", torch.nn.Parameter(torch.ones(4, 4).bfloat16())) for i in range(count)]
+    ours = hs.AdamW(params, lr=1e-2, compile=False)
+    for _ in range(steps):
+        step_by_ones(ours)
+    return [p for _, p in params], ours
+
+
+def counts_of(ours) -> list[int]:
+    return [int(state["step"]) for state in ours.state.values()]
+
+
+def addresses(ours) -> list[int]:
+    return [state["step"].data_ptr() for state in ours.state.values()]
+
+
+def test_counts_are_numbers_of_one_array_and_each_has_a_storage_of_its_own():
+    _, ours = counted()
+    assert addresses(ours) == [addresses(ours)[0] + 8 * i for i in range(5)]
+    assert {state["step"].untyped_storage().nbytes() for state in ours.state.values()} == {8}
+
+
+@pytest.mark.parametrize(
+    "pack", [pickle.dumps, lambda x: torch.save(x, packed := io.BytesIO()) or packed.getvalue()]
+)
+def test_a_file_of_counts_is_as_long_as_one_of_tensors_that_share_nothing(pack):
+    counts = [state["step"] for state in counted(count=50)[1].state.values()]
+    assert len(pack(counts)) == len(pack([torch.tensor(int(x)) for x in counts]))
+
+
+def replace(state):
+    state["step"] = torch.tensor(40)
+
+
+def move(state):
+    state["step"].data = torch.tensor(40)
+
+
+def share(state):
+    state["step"].fill_(40).share_memory_()
+
+
+def view(state):
+    state["step"] = torch.tensor([7, 40])[1]
+
+
+@pytest.mark.parametrize("change", [replace, move, share, view])
+@pytest.mark.parametrize("kept", [False, True], ids=["another launch", "the same launch"])
+def test_a_count_that_a_user_sets_is_the_one_that_is_incremented(change, kept):
+    params, ours = counted()
+    change(ours.state[params[1]])
+    count = ours.state[params[1]]["step"]
+    if not kept:
+        ours._launches.clear()
+    step_by_ones(ours)
+    step_by_ones(ours)
+    assert ours.state[params[1]]["step"] is count
+    assert counts_of(ours) == [4, 42, 4, 4, 4]
+
+
+def test_a_count_in_memory_that_others_read_stays_there():
+    params, ours = counted()
+    others = torch.tensor([5, 6, 7])
+    ours.state[params[1]]["step"] = others[1]
+    ours.state[params[2]]["step"].share_memory_()
+    shared = ours.state[params[2]]["step"].data_ptr()
+    step_by_ones(ours)
+    assert others.tolist() == [5, 7, 7]
+    assert ours.state[params[2]]["step"].data_ptr() == shared
+    assert counts_of(ours) == [3, 7, 3, 3, 3]
+
+
+def test_copies_and_loaded_optimizers_count_for_themselves():
+    _, ours = counted()
+    copied = copy.deepcopy(ours)
+    loaded = counted()[1]
+    loaded.load_state_dict(ours.state_dict())
+    unpickled = pickle.loads(pickle.dumps(ours))
+    for other in (copied, loaded, unpickled):
+        step_by_ones(other)
+        step_by_ones(other)
+        assert counts_of(other) == 5 * [4]
+    assert counts_of(ours) == 5 * [2]
+
+
+def test_the_array_of_counts_grows_with_the_parameters():
+    """As `step_parameter` finds them: one after the other."""
+    params, ours = counted(steps=0)
+    for p in params:
+        p.grad = torch.ones_like(p)
+        ours.step_parameter(p)
+    more = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
+    ours.add_param_group({"params": [(f"v{i}", p) for i, p in enumerate(more)]})
+    for p in (*params, *more):
+        p.grad = torch.ones_like(p)
+        ours.step_parameter(p)
+    ours.step()
+    assert counts_of(ours) == 5 * [3] + 3 * [2]
+    assert sorted(addresses(ours)) == [min(addresses(ours)) + 8 * i for i in range(8)]

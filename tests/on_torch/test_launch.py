@@ -46,7 +46,8 @@ def stepped(steps: int = 2, **options):
 
 def key_of(pairs, optimizer) -> dict[str, list]:
     listed = [param for _, param in pairs]
-    key, _ = launch._key_of(listed, optimizer.state, optimizer._compile.choice)
+    launch_of = optimizer._launches[None]
+    key = launch._key_of(listed, optimizer.state, optimizer._compile.choice, launch_of._counts.next())
     return {field: [*items] for field, items in key._asdict().items()}
 
 

@@ -28,7 +28,11 @@ class Replica(Protocol):
 
     name: str
     param: Tensor
-    step: int
+
+    @property
+    def step(self) -> int:
+        """The count after this step."""
+        ...
 
     @property
     def grad(self) -> Tensor:

@@ -21,7 +21,7 @@ from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.number_places import flat
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot
-from halfstep_torch.leaves.checks import LAST_STEP, check_count, check_grad, check_weight
+from halfstep_torch.leaves.checks import check_count, check_grad, check_weight
 from halfstep_torch.leaves.memory import check_memory, has_memory, is_other_view
 from halfstep_torch.links.link import Link
 from halfstep_torch.numbers.global_norm import Each, norms_of_each
@@ -43,6 +43,7 @@ class Batch:
         device: of all slots.
         grad_dtype: of all gradients.
         slots: the parameters.
+        steps: the count of each after this step.
         numbers: of each of their counts after this step the numbers of each rule.
         host_keys: of their random words: a column for each slot.
         kernels: of each stage the kernel, or None; none of any stage where steps are plain.
@@ -53,6 +54,7 @@ class Batch:
     device: torch.device
     grad_dtype: torch.dtype
     slots: list[Slot]
+    steps: Sequence[int] = ()
     numbers: dict[int, list[Values]] = dataclasses.field(default_factory=dict)
     host_keys: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
     kernels: Sequence[Kernel | None] = ()
@@ -71,9 +73,14 @@ class Batch:
         return [slot.owner for slot in self.slots]
 
     @functools.cached_property
-    def counters(self) -> list[Tensor]:
-        """The count tensors of the parameters whose step ends with this batch."""
-        return list({id(slot.counter): slot.counter for slot in self.slots if slot.ends}.values())
+    def indices(self) -> np.ndarray:
+        """The indices of the parameters among those of the step."""
+        return np.array([slot.index for slot in self.slots], np.intp)
+
+    @functools.cached_property
+    def ending(self) -> np.ndarray:
+        """The indices of those whose step ends with this batch."""
+        return np.array([slot.index for slot in self.slots if slot.ends], np.intp)
 
     @functools.cached_property
     def _have_all(self) -> bool:
@@ -128,7 +135,7 @@ class Batch:
         keys, which = self.host_keys, None
         if len(self.numbers) > 1:
             at = {step: i for i, step in enumerate(self.numbers)}
-            which = np.array([at[self.slots[i].step] for i in places], np.int32)
+            which = np.array([at[self.steps[i]] for i in places], np.int32)
         return (
             np.ascontiguousarray(keys if len(places) == len(self.slots) else keys[:, places]),
             numbers,
@@ -182,13 +189,11 @@ def make_batches(
         if has_memory(param) and not is_sharded(param) and is_other_view(grad, param):
             param.grad = grad.clone()  # a step in pieces would read weights that have moved
         of_param = slots_of(group, name, param)
-        step = 1
         # Else all that is there was put there by others.
         if state and ("step" in state or not state.keys().isdisjoint(of_param[0].whole_plan.arrays)):
             check_count(group.caller, name, state.get("step"))
-            step = min(int(state["step"]) + 1, LAST_STEP)
         for slot in of_param:
-            slot.step, slot.index = step, index
+            slot.index = index
             kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
             kinds.setdefault(kind, []).append(slot)
     for i in [*groups][:1]:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from halfstep_torch.distributed.norms import SharedNorms
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.plain import piece_length, step_pieces
 from halfstep_torch.engine.scaled_step import ScaledStep
 from halfstep_torch.engine.slots import Slot
@@ -98,7 +97,7 @@ def _alike(batch: Batch, k: int, places: Sequence[int]) -> list[list[int]]:
     filled: dict[tuple, int] = {}
     for place in places:
         slot = batch.slots[place]
-        key, elements = (slot.plan.stages[k], slot.step), slot.param.numel()
+        key, elements = (slot.plan.stages[k], batch.steps[place]), slot.param.numel()
         if key not in alike or filled[key] + elements > piece_length(slot.param.device):
             alike.setdefault(key, []).append([])
             filled[key] = 0
@@ -120,7 +119,7 @@ def _step_packed(
     params = [slot.param.detach().view(-1) for slot in slots]
     p, g = torch.cat(params), torch.cat([arriving[place].reshape(-1) for place in places])
     u = None if leaving is None else torch.empty(len(p), dtype=torch.float32, device=p.device)
-    stage, numbers = slots[0].plan.stages[k], batch.stage_numbers(k)[slots[0].step]
+    stage, numbers = slots[0].plan.stages[k], batch.stage_numbers(k)[batch.steps[places[0]]]
     arrays = {name: [slot.state[name].view(-1) for slot in slots] for name in stage.arrays}
     state = {name: torch.cat(parts) for name, parts in arrays.items()}
     of_slots = torch.from_numpy(batch.host_keys[:, places])
@@ -131,7 +130,7 @@ def _step_packed(
     if u is not None and leaving is not None:
         pairs = [([leaving[place].view(-1) for place in places], u)]
     for parts, packed in [*pairs, *((arrays[name], x) for name, x in state.items())]:
-        for_each("copy_", parts, list(packed.split([x.numel() for x in parts])))
+        torch.split_with_sizes_copy(packed, [x.numel() for x in parts], out=parts)
 
 
 def _step_plainly(batch: Batch, k: int, place: int, g: Tensor, u: Tensor | None) -> None:
@@ -140,7 +139,7 @@ def _step_plainly(batch: Batch, k: int, place: int, g: Tensor, u: Tensor | None)
     p = param if param.is_contiguous() else param.contiguous()
     if g.device != p.device:
         g = g.to(p.device)
-    numbers, keys = batch.stage_numbers(k)[slot.step], batch.host_keys[:, place].tolist()
+    numbers, keys = batch.stage_numbers(k)[batch.steps[place]], batch.host_keys[:, place].tolist()
     step_pieces(slot.plan.stages[k], p, g, u, slot.state, numbers, keys, slot.indices)
     if p is not param:
         param.copy_(p)
@@ -153,7 +152,7 @@ def _update_like(slot: Slot) -> Tensor:
 def step_array(batch: Batch, k: int, place: int, u: Tensor, op: SharedNorms | None = None) -> Tensor:
     """Run the k-th stage on the local part of a parameter, in its shape; return the outgoing update."""
     stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.host_keys[:, place].tolist()
-    numbers = batch.stage_numbers(k)[slot.step]
+    numbers = batch.stage_numbers(k)[batch.steps[place]]
     state = {name: slot.state[name].reshape(-1) for name in stage.arrays}
     words = stage.array_words(keys, batch.device)
     out, new_state = stage.run(slot.param.detach(), u, state, numbers, words, op)

@@ -63,7 +63,7 @@ class ScaledStep:
         measure, apply = self.kernels
         for table in (tables.measure, tables.apply):
             table[:, _GRADIENT] = [arriving[place].data_ptr() for place in tables.places]
-        steps = [batch.slots[place].step for place in tables.places]
+        steps = [batch.steps[place] for place in tables.places]
         at = {step: i for i, step in enumerate(batch.numbers)}
         which = np.array([at[step] for step in steps], np.int32)
         keys = np.ascontiguousarray(batch.host_keys[:, tables.places])

@@ -1,7 +1,7 @@
 """Parameters in a step: their weights, gradients and state in this process, and the plan of their step."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.byte_form import from_bytes
-from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.leaves.checks import LAST_STEP, check_leftovers, check_state_array
 from halfstep_torch.storage.stored_moment import State
@@ -26,7 +25,6 @@ class Slot:
         window: which elements are stepped here.
         whole_plan: that of the step of all elements; by default the same.
         param: the weights here: the parameter itself, or what of it is in this process.
-        step: the count after this step.
         counter: the count that the state holds.
         arrays: its state arrays, as the state holds them.
         kept: of each what is the slot's, row-major.
@@ -45,7 +43,6 @@ class Slot:
     window: Window
     whole_plan: Any = None  # a Plan, once the slot is made
     param: Tensor = dataclasses.field(init=False)
-    step: int = 0
     counter: Tensor = dataclasses.field(init=False, repr=False)  # once state is attached
     arrays: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     kept: dict[str, Tensor] = dataclasses.field(default_factory=dict)
@@ -61,6 +58,11 @@ class Slot:
     def held(self) -> Tensor:
         """The tensor whose placement decides which processes hold the elements."""
         return self.owner
+
+    @property
+    def step(self) -> int:
+        """The count after this step, as long as it is not counted."""
+        return min(int(self.counter) + 1, LAST_STEP)
 
     @property
     def grad(self) -> Tensor:
@@ -118,11 +120,3 @@ def whole_slot(param: Tensor, name: str, plan: Plan) -> Slot:
 def new_count() -> Tensor:
     """Return the count of a parameter that was never stepped."""
     return torch.tensor(0, dtype=torch.int64, device="cpu")
-
-
-def count(counters: Sequence[Tensor], steps: Iterable[int]) -> None:
-    """Increment the count tensors of parameters; `steps` has the new counts."""
-    if counters:
-        for_each("add_", list(counters), 1)
-    if counters and LAST_STEP in steps:
-        for_each("clamp_max_", list(counters), LAST_STEP)

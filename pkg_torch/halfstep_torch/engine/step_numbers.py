@@ -9,7 +9,6 @@ from halfstep.random_words import leaf_id
 from halfstep_torch.engine.batches import Batch, Measured
 from halfstep_torch.engine.number_places import flat, number_places, unflat  # noqa: F401
 from halfstep_torch.engine.plan import Stream
-from halfstep_torch.engine.slots import Slot
 from halfstep_torch.numbers.random_words import as_int32, leaf_keys
 from halfstep_torch.numbers.schedules import Scheduled
 
@@ -29,7 +28,7 @@ def attach_numbers(batches: Sequence[Batch], measured: Measured, known: Numbers)
     """
     now: Numbers = {}
     for batch in batches:
-        group, numbers = batch.group, {slot.step: [] for slot in batch.slots}
+        group, numbers = batch.group, {step: [] for step in batch.steps}
         for j in batch.plan.rule_indices:
             link, h, at = group.links[j], group.values[j], (group.index, j)
             before, of_counts = known.get(at, (None, {}))
@@ -81,8 +80,8 @@ class KeysAhead:
         return made[steps[0] - first]
 
 
-Sharing = list[tuple[KeysAhead, list[Batch], list[Slot]]]
-"""Batches whose random words are of the same streams, with all their slots, and what makes their keys."""
+Sharing = list[tuple[KeysAhead, list[Batch]]]
+"""Batches whose random words are of the same streams, and what makes their keys."""
 
 
 def sharing_streams(batches: Iterable[Batch]) -> Sharing:
@@ -90,15 +89,16 @@ def sharing_streams(batches: Iterable[Batch]) -> Sharing:
     by_streams: dict[tuple, list[Batch]] = {}
     for batch in batches:
         by_streams.setdefault(batch.plan.streams, []).append(batch)
-    slots = [[slot for batch in sharing for slot in batch.slots] for sharing in by_streams.values()]
-    keys = [KeysAhead(streams, [x.name for x in of]) for streams, of in zip(by_streams, slots, strict=True)]
-    return list(zip(keys, by_streams.values(), slots, strict=True))
+    return [
+        (KeysAhead(streams, [slot.name for batch in sharing for slot in batch.slots]), sharing)
+        for streams, sharing in by_streams.items()
+    ]
 
 
 def attach_keys(sharing: Sharing) -> None:
     """Set the keys of the random words in batches."""
-    for keys, batches, slots in sharing:
-        columns, start = keys.at([slot.step for slot in slots]), 0
+    for keys, batches in sharing:
+        columns, start = keys.at([step for batch in batches for step in batch.steps]), 0
         for batch in batches:
             stop = start + len(batch.slots)
             batch.host_keys, start = columns[:, start:stop], stop

@@ -25,6 +25,7 @@ _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
 # An optimizer's own memory of its last step, and what others have hung on it.
 _NOT_COPIED = (
     "_launches",
+    "_counts",
     "_by_param",
     "_agreement",
     "_home",

@@ -66,7 +66,7 @@ def _step_whole(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving
     for place, u in arriving.items():
         slot = batch.slots[place]
         assert isinstance(slot, PartSlot)
-        function = functools.partial(stage.run_on_update, numbers=batch.stage_numbers(k)[slot.step])
+        function = functools.partial(stage.run_on_update, numbers=batch.stage_numbers(k)[batch.steps[place]])
         pieces[place] = Piece(slot, u, function)
     if pieces:
         yield list(pieces.values())

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.counts import Counts
 from halfstep_torch.engine.groups import Owner, ReadGroup
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot
@@ -37,6 +38,7 @@ class StateOwner(Owner, Protocol):
 
     state: defaultdict[Tensor, Any]  # as torch declares it: of each parameter a `State`
     _home: BesideWeights
+    _counts: Counts
     _half_loaded: str | None
     _launches: dict
     _by_param: dict
