@@ -35,8 +35,9 @@ from halfstep.kernels.triton_source import triton_source
 from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.engine.batches import measure as measures
 from halfstep_torch.engine.kernels import triton_kernel
-from halfstep_torch.engine.kernels.trace import trace
+from halfstep_torch.engine.kernels.trace import measured, trace
 from halfstep_torch.engine.number_places import number_places
+from halfstep_torch.engine.scaled_step import numbers_of_two
 from halfstep_torch.engine.step_numbers import attach_numbers
 from halfstep_torch.launch import Launch
 
@@ -44,7 +45,7 @@ TARGETS = {
     **{"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32)},
     "gfx942": ("hip", "gfx942", 64),  # an MI300
 }
-# LAMB and clipping need norms of whole parameters, so their steps are more than one kernel.
+# LAMB needs norms of whole parameters first.
 KERNELS = {"Lamb": 2, "Lamb16": 2}
 # Claims: machine instructions per element on an H100 at most, and of them those of integers.
 INSTRUCTIONS = {"AdamW": (92, 40), "AdamW, one_pass": (104, 51), "AdamW, eight_bit": (257, 115)}
@@ -80,12 +81,19 @@ class _Driver:
 
 
 def graphs(optimizer: torch.optim.Optimizer) -> list[Graph]:
-    """Return the graphs of an optimizer's elementwise stages, as Triton takes them."""
+    """Return the graphs of an optimizer's kernels, as Triton takes them; not that of clipping."""
     assert isinstance(optimizer, hs.Optimizer)
     launch = Launch(optimizer, list(optimizer._named()))
     attach_numbers(launch.batches, measures(launch.batches), {})
     made = []
     for batch in launch.batches:
+        if (scaling := batch.plan.scaling) is not None:
+            rules, *_ = batch.numbers.values()
+            for stage, numbers in zip(scaling[1:], numbers_of_two(rules, scaling.place), strict=True):
+                of_two = triton_kernel.in_powers_of_two(stage.padded)
+                traced = trace(of_two, number_places(numbers), batch.grad_dtype)
+                made.append(simplified(traced if stage.applies else measured(traced)))
+            continue
         for k, stage in enumerate(batch.plan.padded_stages):
             if stage.scope == "elementwise":
                 numbers, *_ = batch.stage_numbers(k).values()

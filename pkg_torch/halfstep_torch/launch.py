@@ -99,7 +99,7 @@ class Launch:
     def __init__(self, optimizer: StateOwner, named: Parameters) -> None:
         """Check and sort parameters."""
         self._listed, self._key, self._numbers = [param for _, _, param in named], None, {}
-        self._pairs, self._scaled = {}, {}
+        self._pairs, self._scaled, self._norms = {}, {}, GradientNorms(optimizer._compile.uses)
         batches = make_batches(named, optimizer._group, optimizer.state, optimizer._home.slots_of)
         self.meshes, self.talking = meshes_of(self._listed), talking_meshes(batches)
         batches, actions = optimizer._home.arrange(batches)
@@ -177,11 +177,11 @@ class Launch:
         slots = (slot for batch in (*self.batches, *self.on_meta) for slot in batch.slots)
         return any(not has_memory(slot.param) or bool(slot.grad.any()) for slot in slots)
 
-    def bring(self, optimizer: StateOwner) -> Measured:
+    def bring(self) -> Measured:
         """Bring gradients to their weights; return what links measure over all gradients."""
         for action in self._actions:
             action.bring()
-        return measure(self.batches, GradientNorms(optimizer._compile.uses)) if self._looks else {}
+        return measure(self.batches, self._norms) if self._looks else {}
 
     def prepare(self, optimizer: StateOwner, measured: Measured) -> None:
         """Prepare numbers, keys, kernels and rows: everything that can fail, before weights change."""

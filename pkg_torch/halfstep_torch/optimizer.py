@@ -320,7 +320,7 @@ class Optimizer(torch.optim.Optimizer):
         if makes_state and not agreement.any_of(launch.moves):
             return
         try:
-            show_rates, measured = [], launch.bring(self)
+            show_rates, measured = [], launch.bring()
             with Attempt() as attempt:
                 launch.prepare(self, measured)
                 show_rates = shown_rates(self, launch.counts) if launch.has_schedules else []

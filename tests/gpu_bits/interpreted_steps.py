@@ -16,8 +16,8 @@ import warnings
 
 from halfstep.kernels.simplify import simplified
 from halfstep.kernels.triton_source import triton_source
-from halfstep_torch.engine.kernels import kernel, triton_kernel
-from halfstep_torch.engine.kernels.trace import trace
+from halfstep_torch.engine.kernels import kernel, norm_kernel, triton_kernel
+from halfstep_torch.engine.kernels.trace import measured, trace
 from on_torch.kernel_steps import MAKES, after_steps
 from on_torch.steps import assert_same_but_for_nan
 
@@ -47,21 +47,24 @@ def _source(graph, **options):
     return text.replace("import triton.language as tl", "import triton.language as tl\n" + _NEAREST)
 
 
-def _generated(stage, places, incoming, device):
-    graph = simplified(trace(triton_kernel.in_powers_of_two(stage), places, incoming))
-    return Interpreted(graph, stage, device)
+def _generated(stage, places, incoming, device, *, norms):
+    graph = trace(triton_kernel.in_powers_of_two(stage), places, incoming)
+    return Interpreted(simplified(measured(graph) if norms else graph), stage, device)
 
 
 def compared(name: str) -> dict:
     """Return the launches of a case, and the first difference or ""."""
     options, before = (
-        {"shapes": SHAPES, "steps": 2, "special": name not in ("fp8", "rows")},
+        {"shapes": SHAPES, "steps": 2, "special": name not in ("fp8", "rows", "Lamb16")},
         Interpreted.launches,
     )
     # The trial of a kernel is another comparison with plain steps.
-    trial = unittest.mock.patch.object(kernel.Kernel, "_has_same_bits", return_value=True)
-    source = unittest.mock.patch.object(triton_kernel, "triton_source", _source)
-    with trial, source, unittest.mock.patch.object(kernel, "generated", _generated):
+    patch = unittest.mock.patch.object
+    of_norms, of_steps = (
+        patch(kind, "_has_same_bits", return_value=True) for kind in (norm_kernel.NormKernel, kernel.Kernel)
+    )
+    source = patch(triton_kernel, "triton_source", _source)
+    with of_norms, of_steps, source, patch(kernel, "generated", _generated):
         ours = after_steps(MAKES[name], True, **options)
     try:
         assert_same_but_for_nan(ours, after_steps(MAKES[name], False, **options))

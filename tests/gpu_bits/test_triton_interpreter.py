@@ -5,7 +5,19 @@ import os
 import subprocess
 import sys
 
-NAMES = ["default", "one_pass", "eight_bit", "four_bit", "feedback", "split8", "nearest", "rows"]
+NAMES = [
+    "default",
+    "one_pass",
+    "eight_bit",
+    "four_bit",
+    "feedback",
+    "split8",
+    "nearest",
+    "rows",
+    "Lamb",
+    "Lamb16",
+    "clipped",
+]
 
 
 def test_the_text_has_the_bits_of_plain_steps():

@@ -19,8 +19,9 @@ from halfstep.kernels.graph import Graph
 from halfstep.kernels.simplify import simplified
 from halfstep.kernels.triton_source import ROW_FIELDS
 from halfstep_torch.engine.kernels import kernel, triton_kernel
+from halfstep_torch.engine.kernels.c_kernel import CKernel
 from halfstep_torch.engine.kernels.device_tables import CHUNK
-from halfstep_torch.engine.kernels.trace import trace
+from halfstep_torch.engine.kernels.trace import measured, trace
 from halfstep_torch.engine.kernels.triton_kernel import TritonKernel
 from ptx.approximations import Approximations
 from ptx.kernel import parse
@@ -48,7 +49,11 @@ class TritonLaunches:
     def as_on_gpu(self) -> Iterator[None]:
         """Let steps of tensors on the CPU take kernels of a GPU, which are interpreted."""
 
-        def generated(stage: Any, places: Any, incoming: torch.dtype, device: torch.device) -> TritonKernel:
+        def generated(
+            stage: Any, places: Any, incoming: torch.dtype, device: torch.device, *, norms: bool
+        ) -> CKernel | TritonKernel:
+            if norms:  # whose bits Triton's own interpreter gives
+                return CKernel(simplified(measured(trace(stage, places, incoming))))
             graph = simplified(trace(triton_kernel.in_powers_of_two(stage), places, incoming))
             return _Interpreted(self, graph, stage, device)
 

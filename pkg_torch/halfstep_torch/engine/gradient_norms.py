@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.kernels.c_driver import FIELDS
 from halfstep_torch.engine.kernels.norm_kernel import NormKernel, norm_kernel_of
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.norms import PIECE, norms, norms_of_sums
@@ -13,6 +14,7 @@ from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
 # Of no rule: what comes in leaves in float32, and weights are not read.
 _STAGE = Stage((), (), (), BoundWeights(NearestWeights()), (), torch.float32, negates=False, applies=False)
+_GRADIENT = len(FIELDS) + 1
 _NO_KEYS, _NO_NUMBERS = np.zeros((0, 1), np.uint32), np.zeros((1, 0), np.float32)
 
 
@@ -21,7 +23,7 @@ class GradientNorms:
 
     def __init__(self, uses: Callable[[NormKernel, torch.device], bool]) -> None:
         """Make it, given whether steps on a device use a kernel."""
-        self._uses = uses
+        self._uses, self._tables = uses, {}
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the norms, on the device of the first."""
@@ -32,21 +34,31 @@ class GradientNorms:
         for kind, places in kinds.items():
             kernel = norm_kernel_of(_STAGE, (), kind[1], kind[0]) if kind else None
             if kernel is not None and self._uses(kernel, kind[0]):
-                made[places] = _norms_by(kernel, [tensors[i] for i in places]).to(made.device)
+                made[places] = self._by_kernel(kernel, kind[0], [tensors[i] for i in places]).to(made.device)
                 continue
             for i in places:
                 made[i] = norms(tensors[i])
         return made
 
+    def _by_kernel(self, kernel: NormKernel, device: torch.device, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the norms of arrays of one dtype on one device, in rows."""
+        sizes, addresses = [x.numel() for x in tensors], [x.data_ptr() for x in tensors]
+        key = kernel, *sizes
+        if key not in self._tables:
+            self._tables[key] = _Table(sizes, device)
+        table = self._tables[key]
+        table.rows[:, _GRADIENT] = addresses
+        kernel(table.rows, _NO_KEYS, _NO_NUMBERS, None, totals=table.totals)
+        return norms_of_sums(table.totals[0]).T
 
-def _norms_by(kernel: NormKernel, tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norms of arrays of one dtype on one device, in rows."""
-    sizes, addresses = np.array([[x.numel(), x.data_ptr()] for x in tensors], np.int64).T
-    ends, device = np.cumsum(-(-sizes // PIECE)), tensors[0].device
-    sums = torch.empty(int(ends[-1]), dtype=torch.float64, device=device)
-    totals = torch.empty(1, len(tensors), dtype=torch.float64, device=device)
-    starts = sums.data_ptr() + 8 * (ends - -(-sizes // PIECE))
-    nothing, run = np.zeros_like(sizes), np.maximum(sizes, 1)
-    columns = (sizes, nothing, nothing, run, nothing, addresses, addresses, starts)
-    kernel(np.ascontiguousarray(np.stack(columns, 1)), _NO_KEYS, _NO_NUMBERS, None, totals)
-    return norms_of_sums(totals[0]).T
+
+class _Table:
+    """The table of a call, which stays from step to step, and the memory of sums."""
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        pieces = [-(-size // PIECE) for size in sizes]
+        self._sums = torch.empty(sum(pieces), dtype=torch.float64, device=device)
+        self.totals = torch.empty(1, len(sizes), dtype=torch.float64, device=device)
+        starts = (part.data_ptr() for part in self._sums.split(pieces))
+        rows = [[size, 0, 0, max(size, 1), 0, 0, 0, start] for size, start in zip(sizes, starts, strict=True)]
+        self.rows = np.array(rows, np.int64)

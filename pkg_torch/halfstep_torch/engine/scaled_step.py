@@ -18,7 +18,12 @@ from halfstep_torch.engine.slots import Slot
 from halfstep_torch.numbers.norms import PIECE
 
 _GRADIENT = len(FIELDS) + 1
-_ONE = Scale(1.0, 1.0)
+
+
+def numbers_of_two(rules: Sequence[Values], place: int) -> tuple[tuple, tuple]:
+    """Return the numbers of both stages, given those of the plan's rules; `SCALED` has none yet."""
+    before, after = rules[:place], rules[place + 1 :]
+    return (*before, ()), (*before, Scale(1.0, 1.0), *after)
 
 
 class ScaledStep:
@@ -38,22 +43,15 @@ class ScaledStep:
         if stages is None or any(slot.waits for slot in batch.slots):
             raise NotScaling
         (self._place, measure, apply), rules = stages, next(iter(batch.numbers.values()))
-        one = torch.ones(1, dtype=torch.float64)
+        one = torch.ones(1, dtype=torch.float64, device=batch.device)
         scale_of(batch.plan.rules[self._place], rules[self._place], one, one)
+        of_measure, of_apply = numbers_of_two(rules, self._place)
         self.kernels: tuple[NormKernel, Kernel] = (
-            norm_kernel_of(
-                measure.padded, number_places(self._measured(rules)), batch.grad_dtype, batch.device
-            ),
-            kernel_of(apply.padded, number_places(self._applied(rules)), batch.grad_dtype, batch.device),
+            norm_kernel_of(measure.padded, number_places(of_measure), batch.grad_dtype, batch.device),
+            kernel_of(apply.padded, number_places(of_apply), batch.grad_dtype, batch.device),
         )
         if any(kernel.missing for kernel in self.kernels):
             raise NotScaling
-
-    def _measured(self, rules: Sequence[Values]) -> tuple:
-        return *rules[: self._place], ()
-
-    def _applied(self, rules: Sequence[Values]) -> tuple:
-        return *rules[: self._place], _ONE, *rules[self._place + 1 :]
 
     def run(self, batch: Batch, arriving: Mapping[int, Tensor]) -> list[int]:
         """Step the slots that kernels can update; return the places of the others."""
@@ -67,12 +65,14 @@ class ScaledStep:
         at = {step: i for i, step in enumerate(batch.numbers)}
         which = np.array([at[step] for step in steps], np.int32)
         keys = np.ascontiguousarray(batch.host_keys[:, tables.places])
-        of_counts = [_numbers(self._measured(rules)) for rules in batch.numbers.values()]
-        measure(tables.measure, keys, np.stack(of_counts), which, tables.totals)
-        late = len(flat(self._measured(next(iter(batch.numbers.values())))))
-        numbers = np.stack([_numbers(self._applied(rules)) for rules in batch.numbers.values()])[which]
-        numbers[:, late : late + 2] = self._scale(batch, steps, tables.totals).T
-        apply(tables.apply, keys, numbers, np.arange(len(steps), dtype=np.int32))
+        of_counts = [numbers_of_two(rules, self._place) for rules in batch.numbers.values()]
+        of_measure, of_apply = (
+            np.array([[*map(float, flat(x))] for x in of_stage], np.float32)
+            for of_stage in zip(*of_counts, strict=True)
+        )
+        measure(tables.measure, keys, of_measure, which, totals=tables.totals)
+        late = of_measure.shape[1], self._scale(batch, steps, tables.totals)
+        apply(tables.apply, keys, of_apply, which, late=late)
         return tables.rest
 
     def _scale(self, batch: Batch, steps: Sequence[int], totals: Tensor) -> Tensor:
@@ -129,7 +129,3 @@ def _measure_row(slot: Slot, g: Tensor, sums: Sequence[Tensor]) -> list[int]:
 def _apply_row(slot: Slot, g: Tensor) -> list[int]:
     stage = slot.plan.scaling.apply  # pyright: ignore[reportOptionalMemberAccess]
     return row_of(stage, slot.window, [slot.param, g, *(slot.state[x] for x in stage.arrays)])
-
-
-def _numbers(rules: Sequence[Values]) -> np.ndarray:
-    return np.array([*map(float, flat(rules))], np.float32)

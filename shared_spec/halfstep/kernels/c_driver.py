@@ -8,7 +8,7 @@ every loop has a constant or a vectorized length. A row never crosses the end of
 multiple of 2^32 of the index (contract W8).
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from halfstep.kernels.c_norms import C_NORMS
 from halfstep.kernels.graph import Graph, Node
@@ -82,7 +82,7 @@ def c_driver(graph: Graph, arrays: Sequence[Array], scalars: Sequence[Node]) -> 
     """Return the source of `step`, or of `norms`, given the arrays and the scalars that `row` takes."""
     cut, width = bool(graph.cuts), graph.width if graph.cuts else LANES
     values = "".join(f", {_value(x, graph.second_keys)}" for x in scalars)
-    piece = (_block if cut else _span)(arrays, width, values, graph.outputs)
+    piece = (_block if cut else _span)(arrays, width, values, graph)
     inserted = {
         "PIECE": "\n".join(f"    {line}" for line in piece),
         "COLUMNS": len(FIELDS) + len(arrays),
@@ -112,7 +112,7 @@ def _value(node: Node, second_keys: frozenset[int]) -> str:
     return f"(i32)(keys[{i} * params + param]{high})"
 
 
-def _span(arrays: Sequence[Array], width: int, values: str, made: Container[str]) -> list[str]:
+def _span(arrays: Sequence[Array], width: int, values: str, graph: Graph) -> list[str]:
     """Return the update of contiguous elements without blocks: whole vectors in place, then the rest."""
     here = [
         f"{of} *{variable(name)} = ({of} *)entry[{len(FIELDS) + i}] + at;"
@@ -127,12 +127,12 @@ def _span(arrays: Sequence[Array], width: int, values: str, made: Container[str]
         f"const i64 whole = count & -{width};",
         f"row({given}, whole, (u32)index{values});",
         "if (count > whole) {",
-        *_on_stack(arrays, width, "count - whole", beyond, f"(u32)(index + whole){values}", made),
+        *_on_stack(arrays, width, "count - whole", beyond, f"(u32)(index + whole){values}", graph),
         "}",
     ]
 
 
-def _block(arrays: Sequence[Array], width: int, values: str, made: Container[str]) -> list[str]:
+def _block(arrays: Sequence[Array], width: int, values: str, graph: Graph) -> list[str]:
     """Return the update of one block of the coarsest cut: in place if it is whole."""
     here = ["const i64 of_run = at / run, in_run = at % run;", f"if (count > {width}) count = {width};"]
     here += ["if (count > run - in_run) count = run - in_run;"]
@@ -144,26 +144,26 @@ def _block(arrays: Sequence[Array], width: int, values: str, made: Container[str
         *here,
         f"if (count == {width}) row({given}, count, (u32)index{values});",
         "else {",
-        *_on_stack(arrays, width, "count", given, f"(u32)index{values}", made),
+        *_on_stack(arrays, width, "count", given, f"(u32)index{values}", graph),
         "}",
     ]
 
 
 def _on_stack(
-    arrays: Sequence[Array], width: int, count: str, given: str, rest: str, made: Container[str]
+    arrays: Sequence[Array], width: int, count: str, given: str, rest: str, graph: Graph
 ) -> list[str]:
-    """Return the update of fewer than `width` elements. Arrays that are not `made` stay as they are."""
-    lines, sources = [f"  const i64 some = {count};"], given.split(", ")
+    """Return the update of fewer than `width` elements."""
+    lines, sources, inputs = [f"  const i64 some = {count};"], given.split(", "), graph.inputs
     size = {name: f"(some + {shared - 1}) / {shared} * (i64)sizeof({of})" for name, of, shared in arrays}
     for name, of, shared in arrays:
         lines.append(
             f"  {of} short_{variable(name)}[{-(-width // shared)}] __attribute__((aligned(64))) = {{0}};"
         )
     for (name, *_), source in zip(arrays, sources, strict=True):
-        if name != "u" and not name.startswith("norm."):
+        if name in inputs:
             lines.append(f"  memcpy(short_{variable(name)}, {source}, {size[name]});")
     lines.append(f"  row({', '.join(f'short_{variable(name)}' for name, *_ in arrays)}, {width}, {rest});")
     for (name, *_), source in zip(arrays, sources, strict=True):
-        if name in made:
+        if name in graph.outputs:
             lines.append(f"  memcpy({source}, short_{variable(name)}, {size[name]});")
     return lines

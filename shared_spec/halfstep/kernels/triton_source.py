@@ -9,8 +9,11 @@ launch. The kernel reads three tables (`DeviceTables` of the package):
 
 One program updates one chunk. The text has two bodies. The fast body updates 16-byte aligned arrays, BLOCK
 elements at a time, in whole vectors or whole blocks. The other body updates REST elements at a time, one for
-each
-thread: the end of an array, arrays that are not aligned, short blocks, and windows that are not contiguous.
+each thread: the end of an array, arrays that are not aligned, short blocks, and windows that are not
+contiguous.
+
+Of a graph of norms, `step` writes the sums of pieces, and both bodies take whole pieces. A second function,
+`totals`, adds those of each parameter.
 
 Every operation of the graph becomes one operation of Triton that rounds once, so the caller must compile with
 `enable_fp_fusion=False`.
@@ -21,6 +24,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm, is_float
+from halfstep.kernels.triton_norms import PIECE, SQUARES, TOTALS
 from halfstep.random_words import GOLDEN_RATIO
 
 ROW_FIELDS = ("elements", "first", "aligned", "run", "blocks", "window_run", "window_skip")
@@ -102,6 +106,7 @@ def triton_source(graph: Graph, *, exact_by_ptx: bool = False) -> str:
     helpers += [
         text for op, text in (("round", _RINT), ("pack4", _PACK)) if any(x.op == op for x in graph.nodes)
     ]
+    helpers += [SQUARES, TOTALS] if graph.norms else []
     kernel = _Kernel(graph)
     parts = ["import triton\nimport triton.language as tl", *helpers, kernel.block(), kernel.step()]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
@@ -223,6 +228,9 @@ class _Kernel:
     def _outputs(self) -> Iterator[str]:
         """Yield the statements that store the results."""
         for name, node in self.graph.outputs.items():
+            if name in self.graph.norms:  # whose pointer is that of the first piece
+                yield f"store_squares({_pointer(name)}, {_operand(node, node)}, mask, BLOCK // {PIECE})"
+                continue
             offs, mask = self._where(name)
             value = _operand(node, node)
             if name in self.scales and len(node.shape) > 1:
@@ -308,7 +316,8 @@ class _Kernel:
         ]
         # The hint of alignment holds only for pointers that are made in the kernel itself.
         for i, x in enumerate(self.graph.memory):
-            lines.append(f"{_pointer(x.name)} = tl.load(entry + {i}).to(tl.pointer_type({_TYPES[x.dtype]}))")
+            of = "tl.float64" if x.name in self.graph.norms else _TYPES[x.dtype]
+            lines.append(f"{_pointer(x.name)} = tl.load(entry + {i}).to(tl.pointer_type({of}))")
         lines += self._start()
         lines += [f"word = words + param * {words}"] if words else []
         for i, name in enumerate(self.keys):
@@ -353,7 +362,9 @@ class _Kernel:
         def left(of: str) -> str:
             return f"{of} - i" if self.cut else f"tl.multiple_of({of} - i, {VECTOR})"
 
+        whole = f"BLOCK // {unit}"
         return [
+            *([f"fast = fast // ({whole}) * ({whole})"] if self.graph.norms else []),
             "vectors = fast * (aligned == 2).to(tl.int32)",
             f"for i in tl.range(0, vectors, BLOCK // {unit}):",
             f"    at = offset + {here}",
@@ -369,6 +380,9 @@ class _Kernel:
         """Return the call of the fast body. `hinted` if the gradient is aligned too."""
         pointers = []
         for x in self.graph.memory:
+            if x.name in self.graph.norms:
+                pointers.append(f"{_pointer(x.name)} + {at} // {PIECE}")
+                continue
             if x.kind == "scale":
                 pointers.append(f"{_pointer(x.name)} + {at} // {self.width} * {self.scales[x.name]}")
                 continue
@@ -378,7 +392,11 @@ class _Kernel:
         return f"block({', '.join(given)})"
 
     def _rest_call(self) -> str:
-        pointers = [_pointer(x.name) for x in self.graph.memory]
+        at = f"(row + i) * {self.width}" if self.cut else "(row + i)"
+        pointers = [
+            _pointer(x.name) + (f" + {at} // {PIECE}" if x.name in self.graph.norms else "")
+            for x in self.graph.memory
+        ]
         given = [*pointers, *self.given, "first", "count - i", "row + i", *self.place[1:], "REST", "True"]
         return f"block({', '.join(given)})"
 

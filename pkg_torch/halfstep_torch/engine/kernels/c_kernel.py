@@ -53,18 +53,22 @@ class CKernel:
         keys: np.ndarray,
         numbers: np.ndarray,
         which: np.ndarray | None,
-        *made: Tensor,
+        *,
+        late: tuple[int, Tensor] | None = None,
+        totals: Tensor | None = None,
     ) -> None:
-        """Update the parameters of a table, with the keys of each in a column, and numbers by count.
-
-        A kernel of norms writes what is `made`: float64 sums of squares, a column for each parameter.
-        """
+        """Update the parameters of a table: see `Kernel.__call__`."""
         assert self._function is not None
+        if late is not None:
+            first, columns = late
+            numbers = numbers[which if which is not None else np.zeros(len(table), np.int32)]
+            numbers[:, first : first + len(columns)] = columns.T
+            which = np.arange(len(table), dtype=np.int32)
         self._function(
             len(table), table.ctypes.data, keys.ctypes.data, numbers.ctypes.data,
             None if which is None else which.ctypes.data, numbers.shape[-1],
             int(table[:, FIELDS.index("elements")].sum()), torch.get_num_threads(), _openmp_team(),
-            *(x.data_ptr() for x in made),
+            *([] if totals is None else [totals.data_ptr()]),
         )  # fmt: skip
 
 

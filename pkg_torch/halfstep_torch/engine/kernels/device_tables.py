@@ -1,5 +1,7 @@
 """The tables of a kernel on a device: where each parameter's arrays are, and how programs divide the work."""
 
+import math
+
 import numpy as np
 
 from halfstep.kernels.c_driver import FIELDS
@@ -48,10 +50,17 @@ class DeviceTables:
 
 
 def takes(graph: Graph, stage: Stage, window: Window) -> bool:
-    """Whether a device's kernel can update a window: no chunk may have indices with different high halves."""
+    """Whether a device's kernel can update a window.
+
+    No chunk may have indices with different high halves. Pieces of a norm may not have short blocks within.
+    """
+    run = stage.blocks[0].run if stage.blocks else None
+    is_short = run not in (None, math.prod(window.shape)) or stage.width != graph.width
+    if graph.norms and stage.blocks and is_short:
+        return False
     if window.is_empty or window.first >> 32 == window.last >> 32:
         return True
-    has_runs = bool(stage.blocks) and (stage.blocks[0].run is not None or stage.width != graph.width)
+    has_runs = bool(stage.blocks) and (run is not None or stage.width != graph.width)
     return not (window.first % CHUNK or window.skip or has_runs)
 
 
@@ -64,7 +73,8 @@ def _rows(graph: Graph, stage: Stage, table: np.ndarray) -> np.ndarray:
     run = np.where(given["run"] > 0, given["run"], elements if stage.width == width else stage.width)
     whole = (run % width == 0) | (run == elements) if graph.cuts else np.ones(len(table), bool)
     # The fast body reads whole vectors of weights and state; gradients and scales may begin anywhere.
-    wide = [i for i, x in enumerate(memory) if x.name not in ("g", "u") and x.kind != "scale"]
+    loose = {"g", "u", *graph.norms}
+    wide = [i for i, x in enumerate(memory) if x.name not in loose and x.kind != "scale"]
     fast = whole & (given["window_skip"] == 0) & (addresses[:, wide] % VECTOR == 0).all(1)
     fields = given | {
         "aligned": 2 * fast,

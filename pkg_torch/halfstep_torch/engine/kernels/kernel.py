@@ -17,7 +17,7 @@ from halfstep.kernels.graph import NoGeneratedForm
 from halfstep.kernels.simplify import simplified
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.kernels.c_kernel import CKernel
-from halfstep_torch.engine.kernels.trace import trace
+from halfstep_torch.engine.kernels.trace import measured, trace
 from halfstep_torch.engine.kernels.triton_kernel import TritonKernel, in_powers_of_two
 from halfstep_torch.engine.number_places import flat, unflat
 from halfstep_torch.engine.plain import step_pieces
@@ -43,7 +43,7 @@ class Kernel:
             self.missing = str(error)
 
     def _generated(self) -> CKernel | TritonKernel:
-        return generated(self._stage, self._places, self._incoming, self._device)
+        return generated(self._stage, self._places, self._incoming, self._device, norms=False)
 
     @property
     def problem(self) -> str:
@@ -74,18 +74,29 @@ class Kernel:
         )
 
     def __call__(
-        self, table: np.ndarray, keys: np.ndarray, numbers: np.ndarray, which: np.ndarray | None
+        self,
+        table: np.ndarray,
+        keys: np.ndarray,
+        numbers: np.ndarray,
+        which: np.ndarray | None,
+        *,
+        late: tuple[int, Tensor] | None = None,
+        totals: Tensor | None = None,
     ) -> None:
-        """Update the parameters of a table.
+        """Update the parameters of a table, or add up their squares.
 
         Args:
-            table: int64, a row for each parameter (`tables.py`).
+            table: int64, a row for each parameter (`tables.py`). The addresses of a kernel of norms are those
+                of sums in the place of the update: float64, one for each piece (`numbers/norms.py`).
             keys: uint32, the keys of its random words, a column for each parameter.
             numbers: float32, the numbers of the step, a row for each count.
             which: int32, the row of numbers of each parameter; None if there is one row.
+            late: of numbers that each parameter has for itself the first place, and the float32 numbers on
+                the device: a column for each parameter.
+            totals: float64, where a kernel of norms writes the sums of squares, a column for each parameter.
         """
         assert self._made is not None
-        self._made(table, keys, numbers, which)
+        self._made(table, keys, numbers, which, late=late, totals=totals)
 
     def _has_same_bits(self) -> bool:
         """Whether the kernel has the bits of plain steps on scratch memory."""
@@ -139,12 +150,13 @@ class Trial:
 
 
 def generated(
-    stage: Stage, places: Values, incoming: torch.dtype, device: torch.device
+    stage: Stage, places: Values, incoming: torch.dtype, device: torch.device, *, norms: bool
 ) -> CKernel | TritonKernel:
-    """Trace a stage and generate its kernel for a device."""
-    if device.type == "cpu":
-        return CKernel(simplified(trace(stage, places, incoming)))
-    return TritonKernel(simplified(trace(in_powers_of_two(stage), places, incoming)), stage, device)
+    """Trace a stage and generate its kernel for a device: the one that updates, or that of norms."""
+    on_cpu = device.type == "cpu"
+    graph = trace(stage if on_cpu else in_powers_of_two(stage), places, incoming)
+    graph = simplified(measured(graph) if norms else graph)
+    return CKernel(graph) if on_cpu else TritonKernel(graph, stage, device)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from halfstep.kernels.graph import Graph, NoGeneratedForm
-from halfstep.kernels.triton_source import triton_source
+from halfstep.kernels.triton_source import ROW_FIELDS, triton_source
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.kernels.device_tables import CHUNK, DeviceTables, takes
 from halfstep_torch.engine.stage import Stage
@@ -74,9 +74,16 @@ class TritonKernel:
         return takes(self._graph, stage, window)
 
     def __call__(
-        self, table: np.ndarray, keys: np.ndarray, numbers: np.ndarray, which: np.ndarray | None
+        self,
+        table: np.ndarray,
+        keys: np.ndarray,
+        numbers: np.ndarray,
+        which: np.ndarray | None,
+        *,
+        late: tuple[int, Tensor] | None = None,
+        totals: Tensor | None = None,
     ) -> None:
-        """Update the parameters of a table, with the keys of each in a column, and numbers by count."""
+        """Update the parameters of a table, as `CKernel` does."""
         if self._of_table is None or self._of_table[0] is not table:
             made = DeviceTables(self._graph, self._stage, table)
             words = (len(keys) + numbers.shape[1]) * len(table) * 4
@@ -87,11 +94,23 @@ class TritonKernel:
         made.write_rows(table, rows)
         made.write_words(keys, numbers, which, words)
         tables = chunks, *staging.upload(torch.int64, torch.int32), *self._codebooks
+        if late is not None:
+            (first, columns), of_params = late, tables[2].view(len(table), -1)
+            of_params[:, len(keys) + first :][:, : len(columns)] = columns.T.contiguous().view(torch.int32)
         self._launch(len(made.chunks), tables)
+        if totals is not None:
+            self._add(tables[1], made.rows.shape[1], totals)
 
     def _launch(self, programs: int, tables: Sequence[Tensor]) -> None:
         with _on(self._device):
             self._module.step[(programs,)](*tables, CHUNK, **self._sizes, **OPTIONS)
+
+    def _add(self, rows: Tensor, columns: int, totals: Tensor) -> None:
+        """Add the sums of pieces of each parameter."""
+        arrays, (norms, params) = len(self._graph.memory), totals.shape
+        place = 2, arrays + ROW_FIELDS.index("elements")
+        with _on(self._device):
+            self._module.totals[(params, norms)](rows, totals, columns, *place, **OPTIONS)
 
 
 class Staging:
@@ -135,7 +154,8 @@ def _on(device: torch.device) -> Untyped:
 def sizes_of(graph: Graph) -> dict[str, int]:
     """Return how many elements the two bodies of a kernel update at once."""
     width = graph.width if graph.cuts else 1
-    return {"BLOCK": max(_BLOCK, width), "REST": max(32 * _WARPS, width)}
+    block = max(_BLOCK, width)
+    return {"BLOCK": block, "REST": block if graph.norms else max(32 * _WARPS, width)}
 
 
 def in_powers_of_two(stage: Stage) -> Stage:
