@@ -285,10 +285,10 @@ def test_torchtitan_builds_ours_by_its_own_config():
     container.load_state_dict(saved)
 
 
-def lines_of(page: str) -> list[str]:
-    """Return the literal lines that a trainer's page begins with."""
-    text = (pathlib.Path(__file__).parents[2] / "docs/how-to" / page).read_text()
-    return text.split("```\n")[1].splitlines()
+def lines_of(trainer: str) -> list[str]:
+    """Return the first literal lines in a trainer's section."""
+    text = (pathlib.Path(__file__).parents[2] / "docs/how-to/trainers.md").read_text()
+    return text.split(f"\n## {trainer}\n")[1].split("```\n")[1].splitlines()
 
 
 @needs("verl")
@@ -298,7 +298,7 @@ def test_verl_builds_ours_by_the_lines_of_its_page(monkeypatch):
     verl = module_of(monkeypatch, "verl.workers.config.optimizer")
     configs = pathlib.Path(verl.__file__).parents[2] / "trainer/config"
     with hydra.initialize_config_dir(str(configs), version_base=None):
-        config = hydra.compose("ppo_trainer", overrides=lines_of("verl.md"))["actor_rollout_ref"]["actor"]
+        config = hydra.compose("ppo_trainer", overrides=lines_of("verl"))["actor_rollout_ref"]["actor"]
     assert config["fsdp_config"]["model_dtype"] == "bf16"
     # As its omega_conf_to_dataclass does; the name of the class is that of the package.
     optim = hydra.utils.instantiate({**config["optim"], "_target_": f"{verl.__name__}.FSDPOptimizerConfig"})
