@@ -239,11 +239,12 @@ def check_state(caller: str, state, kind: type) -> None:
             f"{caller}: the state is {given}, due is {kind.__name__}: it is of another "
             "transform, or was loaded without its types. Pass the state that init made, or load it into that."
         )
-    for name, due in (("seed", "uint32"), ("count", "int32"), ("outer_count", "int32")):
+    for name in ("seed", "outer_seed", "count", "outer_count"):
         dtype = getattr(getattr(state, name, None), "dtype", np.int32)
         if not jnp.issubdtype(dtype, np.integer):
             raise TypeError(
-                f"{caller}: {name} in {kind.__name__} is {dtype}, and init made it {due}: a map changed "
+                f"{caller}: {name} in {kind.__name__} is {dtype}, and init made it "
+                f"{'uint32' if name.endswith('seed') else 'int32'}: a map changed "
                 "the whole state, and seeds, counts and codes are no numbers to average or cast. Pass the "
                 "state that init made. Map moments as to_optax gives them, and put them back by from_optax. "
                 "To cast weights, use set_float32_params."

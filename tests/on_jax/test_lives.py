@@ -73,7 +73,7 @@ def test_weights_and_first_state_share_no_buffer(name):
     assert len(set(buffers)) == len(buffers)
 
 
-@pytest.mark.parametrize(
+inside_wrappers = pytest.mark.parametrize(
     "make",
     [
         lambda rate: hs.adamw(rate, recipe="near_float32"),
@@ -84,6 +84,9 @@ def test_weights_and_first_state_share_no_buffer(name):
     ],
     ids=["split8", "split16", "master", "store_state", "accumulate_gradients"],
 )
+
+
+@inside_wrappers
 def test_counts_and_moments_inside_wrappers_are_set_by_name(make):
     """`optax.tree.set` stops at the first NamedTuple that has one of the names."""
     tx = make(lambda count: jnp.where(count < 3, 1e-2, 0.0))
@@ -94,6 +97,12 @@ def test_counts_and_moments_inside_wrappers_are_set_by_name(make):
     moved, stopped = (take_step(tx, params, s, G)[0]["w"] for s in (again, state))
     assert (np.asarray(moved) != np.asarray(params["w"])).any()
     assert (np.asarray(stopped) == np.asarray(params["w"])).all()
+
+
+@inside_wrappers
+def test_seeds_inside_wrappers_are_set_by_name(make):
+    state = optax.tree.set(make(1e-2).init(P), seed=jnp.array([0, 9], jnp.uint32))
+    assert {(0, 9)} == {tuple(x.tolist()) for _, x in optax.tree.get_all_with_path(state, "seed")}
 
 
 def test_a_donated_step_begins_a_sum_of_gradients():

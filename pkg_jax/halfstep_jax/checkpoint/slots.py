@@ -132,8 +132,8 @@ class _Finder:
             value = getattr(link.state, field)
             if field in ("count", "outer_count"):
                 slots.append(Slot("count", entries=entries))
-            elif field == "seed":
-                slots.append(Slot(field, entries=entries))
+            elif field in ("seed", "outer_seed"):
+                slots.append(Slot("seed", entries=entries))
             elif field == "formats":
                 slots += _tag(value)
             elif field == "inner_state":
@@ -180,7 +180,7 @@ class _Finder:
                 label = {"dtype": f"scales of {fmt.dtype}"}
                 scales[name] = slot._replace(name=f"{field}_scale/{leaf}", label=label)
         if not wrappers:
-            count, seed = (_other(_joined(path, field)) for field in ("outer_count", "seed"))
+            count, seed = (_other(_joined(path, field)) for field in ("outer_count", "outer_seed"))
         else:
             count, seed = Slot("count", entries=wrappers), Slot("seed", entries=wrappers)
         rest = [scales.get(name, Slot("nothing")) for name, _ in named_leaves(link.state.scale)]

@@ -27,16 +27,16 @@ class AccumulateGradientsState(NamedTuple):
     """State of `accumulate_gradients`.
 
     Attributes:
-        outer_count: int32 scalar, micro-batches seen. The name is as in `SplitParamsState`.
+        outer_count: int32 scalar, micro-batches seen. The names are as in `SplitParamsState`.
         mini_step: int32 scalar, micro-batches in the sum; 0 where a step has just been taken.
-        seed: uint32[2], (high, low).
+        outer_seed: uint32[2], (high, low).
         acc_grads: the sum of the gradients, in the tree of the params.
         inner_state: of the wrapped transform.
     """
 
     outer_count: jax.Array
     mini_step: jax.Array
-    seed: jax.Array
+    outer_seed: jax.Array
     acc_grads: Tree
     inner_state: optax.OptState
 
@@ -101,7 +101,7 @@ def accumulate_gradients(
         check_state(_FUNCTION, state, AccumulateGradientsState)
         leaves = flatten_updates(_FUNCTION, updates)
         count, mini_step = next_count(state.outer_count), state.mini_step + 1
-        keys = leaf_keys(state.seed, count, [leaf_id(x) for x in leaves.names], (Role.ACCUMULATOR,))
+        keys = leaf_keys(state.outer_seed, count, [leaf_id(x) for x in leaves.names], (Role.ACCUMULATOR,))
         sums = _add(leaves, _sums(leaves, state.acc_grads, name), name, keys)
 
         def step(sums, inner_state):
@@ -117,7 +117,8 @@ def accumulate_gradients(
         due = mini_step == every_k
         us, sums, inner_state = _branch(due, step, idle, sums, state.inner_state)
         mini_step = jnp.where(due, 0, mini_step)
-        return leaves.widened(us), AccumulateGradientsState(count, mini_step, state.seed, sums, inner_state)
+        after = AccumulateGradientsState(count, mini_step, state.outer_seed, sums, inner_state)
+        return leaves.widened(us), after
 
     return optax.GradientTransformationExtraArgs(init, update)
 

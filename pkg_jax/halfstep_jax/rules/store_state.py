@@ -39,7 +39,7 @@ class StoreStateState(NamedTuple):
 
     Attributes:
         outer_count: int32 scalar, steps taken, as in `SplitParamsState`.
-        seed: uint32[2], (high, low).
+        outer_seed: uint32[2], (high, low).
         inner_state: of the wrapped transform, with codes in place of every array that is stored.
         scale: scales of these, by the name of the array, such as "0/mu/encoder/kernel". If no array is large
             enough for a scale, a byte without meaning; if the format has no scales, `optax.EmptyState()`.
@@ -47,7 +47,7 @@ class StoreStateState(NamedTuple):
     """
 
     outer_count: jax.Array
-    seed: jax.Array
+    outer_seed: jax.Array
     inner_state: optax.OptState
     scale: Tree = optax.EmptyState()
     formats: Tree = optax.EmptyState()
@@ -136,8 +136,8 @@ def store_state(
         inner_state = storage.decode(arrays, state)
         us, inner_state = inner_update(updates, inner_state, params, **extra_args)
         count = next_count(state.outer_count)
-        stored = storage.encode(arrays, inner_state, state.seed, count)
-        return us, StoreStateState(count, state.seed, *stored, state.formats)
+        stored = storage.encode(arrays, inner_state, state.outer_seed, count)
+        return us, StoreStateState(count, state.outer_seed, *stored, state.formats)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -34,9 +34,9 @@ class WeightRule:
     Attributes:
         name: of the transform, for errors.
         why: it needs params, for the error without.
-        State: the NamedTuple of its state: `count`, in a wrapper `outer_count`, and `seed`, if it rounds
-            stochastically, the field `extra_field`, if it keeps something beside the weights, and
-            `inner_state`, if it is a wrapper.
+        State: the NamedTuple of its state: `count` and `seed`, in a wrapper `outer_count` and `outer_seed`,
+            if it rounds stochastically, the field `extra_field`, if it keeps something beside the weights,
+            and `inner_state`, if it is a wrapper.
         extra_field: the field that holds what is kept beside the weights; "" where nothing is.
     """
 
@@ -136,7 +136,8 @@ def weight_transform(
         count = next((name for name in ("count", "outer_count") if name in rule.State._fields), "")
         if count:
             after[count] = next_count(getattr(state, count))
-        keys = param_keys(leaves, state.seed, after[count]) if count else None
+        seed = getattr(state, count.replace("count", "seed")) if count else None
+        keys = None if seed is None else param_keys(leaves, seed, after[count])
         us, extras = apply_to_leaves(rule, leaves, weights, extras, keys)
         us = watched(rule.name, leaves, weights, given.widened(us, params))
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
@@ -237,8 +238,8 @@ def _state(
     rule: WeightRule, count, seed, extras, mark, inner: optax.GradientTransformation | None, wide
 ) -> Tree:
     """Return the state before the first step."""
-    fields = {"count": count, "outer_count": count, "seed": seed, rule.extra_field: extras, "narrowest": mark}
-    fields["formats"] = new_tag(rule.tag)
+    fields = {"count": count, "outer_count": count, "seed": seed, "outer_seed": seed, "narrowest": mark}
+    fields |= {rule.extra_field: extras, "formats": new_tag(rule.tag)}
     if inner is not None:
         fields["inner_state"] = inner.init(wide)
     return rule.State(**{name: fields[name] for name in rule.State._fields})

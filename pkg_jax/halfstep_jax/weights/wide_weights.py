@@ -24,8 +24,8 @@ class SplitParamsState(NamedTuple):
 
     Attributes:
         outer_count: int32 scalar, steps taken. A `count` here would hide those of `inner_state` from
-            `optax.tree.set`.
-        seed: uint32[2], (high, low).
+            `optax.tree.set`, and a `seed` theirs.
+        outer_seed: uint32[2], (high, low).
         extra: the further bits of the weights, uint8 or uint16, in their tree: `optax.MaskedNode()`
             for a float32 weight.
         inner_state: of the wrapped transform.
@@ -33,7 +33,7 @@ class SplitParamsState(NamedTuple):
     """
 
     outer_count: jax.Array
-    seed: jax.Array
+    outer_seed: jax.Array
     extra: optax.Params
     inner_state: optax.OptState
     formats: Tree
