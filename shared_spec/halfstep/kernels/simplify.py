@@ -14,7 +14,7 @@ _ELEMENTWISE = frozenset(
 
 def simplified(graph: Graph) -> Graph:
     """Return the graph as generators take it. The nodes are changed in place."""
-    for change in (_codes_in_pairs, _logical_shifts, _firsts_of_blocks, _exact_casts):
+    for change in (_codes_in_pairs, _logical_shifts, _narrow_shifts, _firsts_of_blocks, _exact_casts):
         change(graph)
     return graph
 
@@ -102,6 +102,23 @@ def _logical_shifts(graph: Graph) -> None:
             return Node("lsr", (x, by), node.shape, node.dtype)
         field = [Node("lsr", (x.args[0], by - up), node.shape, node.dtype)] if by > up else []
         return [*field, Node("and", (*(field or x.args[:1]), mask), node.shape, node.dtype)]
+
+    _replace(graph, becomes)
+
+
+def _narrow_shifts(graph: Graph) -> None:
+    """Draw no sign down into bits that a cast to int16 cuts off: it takes the low bits in generated code."""
+
+    def becomes(node: Node) -> list[Node] | None:
+        right = node.args[0] if node.op == "cast" and node.dtype == "int16" else None
+        if not isinstance(right, Node) or right.op != "shr" or right.args[1] != 16:
+            return None
+        left = right.args[0]
+        if left.op != "shl" or left.dtype != "int32" or not 0 < left.args[1] <= 16:
+            return None
+        x, by = left.args
+        low = x if by == 16 else Node("shr", (x, 16 - by), x.shape, x.dtype)
+        return [low, Node("cast", (low,), node.shape, node.dtype)]
 
     _replace(graph, becomes)
 
