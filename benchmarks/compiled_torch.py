@@ -150,6 +150,7 @@ def cases() -> dict[str, Callable[[], torch.optim.Optimizer]]:
         "AdamW": step_of("AdamW"),
         **{f"AdamW, {name}": step_of("AdamW", param_storage=name) for name in storages},
         **{f"AdamW, {name}": step_of("AdamW", **getattr(hs.recipes, name)) for name in names},
+        "AdamW, ufloat16_e7m9": moments("bfloat16", "ufloat16_e7m9"),
         "AdamW, ufloat8_e6m2": moments("bfloat16", "ufloat8_e6m2"),
         "AdamW, scaled float16": moments(scaled("float16"), scaled("float16")),
         "AdamW, e4m3fn, ufloat8_e5m3": moments(scaled("float8_e4m3fn"), scaled("ufloat8_e5m3")),

@@ -34,9 +34,9 @@ BIT = 24  # the width of a bit: "sign" and "exponent 3" fit under theirs
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 FLOATS = {"bfloat16": (8, 7), "float16": (5, 10), "float8_e4m3fn": (4, 3), "float8_e5m2": (5, 2)}
 FLOATS |= {"float8_e3m4": (3, 4)}
-# Of the eighth root, of the fourth root and of a logarithm.
+# Of the eighth root, of the fourth root, of a number itself and of a logarithm.
 ROOTS = {"uroot8": {"root": 8}, "uroot4_e4m4": {"exponent": 4, "mantissa": 4}}
-ROOTS |= {"mulaw8": {"sign": 1, "logarithm": 7}}
+ROOTS |= {"ufloat16_e7m9": {"exponent": 7, "mantissa": 9}, "mulaw8": {"sign": 1, "logarithm": 7}}
 COLOURS = {"sign": "#d55e00", "exponent": "#0072b2", "mantissa": "#009e73", "integer": "#009e73"}
 COLOURS |= {"index": "#cc79a7", "root": "#cc79a7", "logarithm": "#cc79a7", "scale": "#999999"}
 

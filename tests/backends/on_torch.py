@@ -71,11 +71,15 @@ def to_torch(array: Array) -> torch.Tensor:
 
 
 def from_torch(values: torch.Tensor, label: str = "") -> Array:
-    """Return a tensor as patterns; under a label for which torch has no dtype, patterns that are in uint8."""
+    """Return a tensor as patterns; under a label for which torch has no dtype, patterns that are in uint8.
+
+    Codes of 16 bits are in int16, and are patterns all the same.
+    """
     values = values.detach().cpu().contiguous()
     signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()]
     bits = values.view(signed).numpy()
     own = str(values.dtype).removeprefix("torch.")
+    own = "uint16" if own == "int16" else own
     foreign = own == "uint8" and label in WIDTHS and not hasattr(torch, label)
     return Array.of(bits.view(f"uint{8 * bits.itemsize}"), label if foreign else own)
 
@@ -172,10 +176,7 @@ class TorchBackend(Backend):
             optimizer.step()
             rows.append([p.detach().clone(), *(optimizer.state[p][key].clone() for key in keys.values())])
         columns = dict(zip(("p", *keys), map(torch.stack, zip(*rows, strict=True)), strict=True))
-        return {
-            name: from_torch(x.view(torch.uint16) if x.dtype == torch.int16 else x, case.outputs[name].dtype)
-            for name, x in columns.items()
-        }
+        return {name: from_torch(x, case.outputs[name].dtype) for name, x in columns.items()}
 
     def mean(self, case: Case) -> dict[str, Array]:
         x = to_torch(case.inputs["x"])

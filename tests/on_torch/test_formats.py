@@ -61,12 +61,13 @@ def test_any_layout_has_the_bits_of_the_spec(shape, block_size):
         assert_same(from_torch(bound.decode(ours).view(shape)), decoded, f"{name} {block_size} {shape}")
 
 
-def test_the_numbers_of_a_round_trip_of_unsigned_floats_are_those_of_its_codes():
+@pytest.mark.parametrize(("dtype", "top"), [("ufloat8_e6m2", 13), ("ufloat16_e7m9", 47)])
+def test_the_numbers_of_a_round_trip_of_unsigned_floats_are_those_of_its_codes(dtype, top):
     rng = np.random.default_rng(0)
     x = torch.from_numpy(np.exp2(rng.uniform(-60, 20, 4096)).astype(np.float32))
-    x[:6] = torch.tensor([0.0, 1e-45, 2.0**-50, 2.0**13, math.inf, math.nan])
+    x[:6] = torch.tensor([0.0, 1e-45, 2.0**-50, 2.0**top, math.inf, math.nan])
     words = torch.from_numpy(rng.integers(-(2**31), 2**31, 4096).astype(np.int32))
-    fmt = Format("ufloat8_e6m2")
+    fmt = Format(dtype)
     for drawn in (words, None):
         stored, numbers = fmt.round_trip(x, drawn)
         assert_same(from_torch(numbers), from_torch(fmt.decode(stored)))

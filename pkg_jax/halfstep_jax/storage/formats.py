@@ -73,8 +73,8 @@ class Format(shared.Format):
 
     @property
     def ends_derivatives(self) -> bool:
-        """Whether what is stored passes no derivative on: bytes, and numbers in units of a scale."""
-        return self.scaled or jnp.dtype(self.code_dtype).itemsize == 1
+        """Whether what is stored passes no derivative on: integers, and numbers in units of a scale."""
+        return self.scaled or not jnp.issubdtype(self.code_dtype, jnp.floating)
 
     def problem_of(self, scale, shape: tuple[int, ...]) -> str | None:
         """Return what is wrong with the scales of an array of `shape`, unless they are traced."""

@@ -9,5 +9,8 @@ def dtype_name(dtype: object) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the dtype that holds numbers of a format; uint8, for their patterns, where torch has none."""
-    return getattr(torch, name, torch.uint8)
+    """Return the dtype that holds numbers of a format; uint8, for their patterns, where torch has none.
+
+    Unsigned numbers of 16 bits are in int16: torch has few operations of others.
+    """
+    return torch.int16 if name == "uint16" else getattr(torch, name, torch.uint8)

@@ -2,22 +2,29 @@
 
 import torch
 
-from halfstep.storage import codes, floats
+from halfstep.storage import codes, floats, unsigned_halves
 from halfstep.storage.base_codes import Codes as SharedCodes
 from halfstep_torch.storage.base_codes import Codes
-from halfstep_torch.storage.float_codes import FixedCodes, PatternCodes, PlainCodes, SignedCodes
+from halfstep_torch.storage.float_codes import (
+    FixedCodes,
+    PatternCodes,
+    PlainCodes,
+    SignedCodes,
+    UnsignedHalfCodes,
+)
 
 # Those whose arithmetic torch has its own way of.
 _OWN: dict[type[SharedCodes], type[Codes]] = {
     floats.PlainCodes: PlainCodes,
     floats.SignedCodes: SignedCodes,
     floats.FixedCodes: FixedCodes,
+    unsigned_halves.UnsignedHalfCodes: UnsignedHalfCodes,
 }
 
 
 def _on_tensors(entry: SharedCodes) -> Codes:
-    kind = _OWN.get(type(entry), Codes) if hasattr(torch, entry.dtype) else PatternCodes
-    return kind(entry)
+    known = hasattr(torch, entry.dtype) or entry.dtype == "uint16"
+    return (_OWN.get(type(entry), Codes) if known else PatternCodes)(entry)
 
 
 CODES = {

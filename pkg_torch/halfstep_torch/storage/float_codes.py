@@ -1,6 +1,6 @@
-"""Codes that are floats with a sign.
+"""Codes that are floats.
 
-Contract: F3, F5.
+Contract: F3, F5, F21.
 """
 
 import torch
@@ -74,3 +74,15 @@ class FixedCodes(PatternCodes):
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
         """Return the patterns, and the numbers."""
         return round_to_patterns(x, self.numbers, words)
+
+
+class UnsignedHalfCodes(Codes):
+    """16-bit floats without a sign, kept in int16: rounding also returns their numbers."""
+
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
+        """Return the codes of x, rounded."""
+        return self.round_trip(x, words, False)[0]
+
+    def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
+        """Return the codes, and the numbers."""
+        return self.shared.patterns(XP, x, words)

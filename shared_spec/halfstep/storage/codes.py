@@ -1,4 +1,4 @@
-"""The codes of all state formats, by the functions that take them. Contract: F3, F5 to F18.
+"""The codes of all state formats, by the functions that take them. Contract: F3, F5 to F18, F21.
 
 A family of codes has a file of its own: names, limits and arithmetic. A line here makes it known.
 """
@@ -10,12 +10,14 @@ from halfstep.storage.fourth_roots import MULAW8, UROOT4
 from halfstep.storage.integers import DEAD_ZONE, FINE_CODES, FIXED_INT8, IntegerCodes
 from halfstep.storage.tables import TABLES, TableCodes
 from halfstep.storage.unsigned_floats import UNSIGNED_CODES
+from halfstep.storage.unsigned_halves import UFLOAT16
 from halfstep.storage.unsigned_roots import ROOT_CODES
 
 __all__ = ["CODES", "DEAD_ZONE", "NAN_SCALE", "Codes"]
 
 PLAIN_CODES: dict[str, Codes] = {
     **{name: PlainCodes.of(name) for name in ("float32", "bfloat16", "float16")},
+    "ufloat16_e7m9": UFLOAT16,
     "ufloat8_e6m2": UNSIGNED_CODES["ufloat8_e6m2"],
     "uroot4_e4m4": UROOT4,
 }

@@ -74,6 +74,11 @@ def _variant_cases():
         ),
         "a seed of two words": (low(seed=(123 << 32) + 456), 0.1),
     }
+    halves = functools.partial(low, nu_dtype="ufloat16_e7m9")
+    rows |= {
+        "nu without a sign": (halves(), 0.1),
+        "nu without a sign, nearest": (halves(nu_rounding="nearest"), 0.1),
+    }
     for comment, (adam, weight_decay) in rows.items():
         yield _trajectory(Step(adam, weight_decay), comment, ("Variant",))
 
@@ -100,13 +105,20 @@ def _special_cases():
     gradient = np.array(
         [0, -0.0, inf, -inf, nan, 3e38, -3e38, 2e19, 1, -1, 1e4, 0, 0, 1e-3, -1e-3, 2], np.float32
     )
-    for dtype in ("float32", "bfloat16"):
-        adam = ScaleByAdam(mu_dtype=dtype, nu_dtype=dtype)
+    for dtype, nu in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "ufloat16_e7m9")):
+        adam = ScaleByAdam(mu_dtype=dtype, nu_dtype=nu)
         step = Step(adam, 0.1, param_dtype=dtype)
         g = np.stack([gradient, *reals(f"special {dtype}", 2 * _SIZE, (-4, 0)).reshape(2, _SIZE)])
         p = round_to(reals("special weights", _SIZE, (-4, 0)), dtype)
         yield step_case(
-            step, f"special gradients, then ordinary ones; {dtype}", p, g, None, 1e-3, ("Special",), ("R6",)
+            step,
+            f"special gradients, then ordinary ones; {dtype}, {nu}",
+            p,
+            g,
+            None,
+            1e-3,
+            ("Special",),
+            ("R6",),
         )
 
 

@@ -37,6 +37,7 @@ _ONE_BYTE: dict[str, Any] = {"mu_dtype": relative("float8_e3m4"), "nu_dtype": _U
 def cases() -> list[Case]:
     """Return the cases of adamw_fed_back.json."""
     both: dict[str, Any] = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+    halves: dict[str, Any] = {"mu_dtype": "bfloat16", "nu_dtype": "ufloat16_e7m9"}
     eights: dict[str, Any] = {"mu_dtype": relative("int8", 4, **_SIZES), "nu_dtype": _UROOT8}
     fours: dict[str, Any] = {"mu_dtype": relative("int4", 4, **_SIZES), "nu_dtype": _UROOT8}
     rows = [
@@ -46,6 +47,7 @@ def cases() -> list[Case]:
         (_RULE(eps_root=2.0**-40), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**_ONE_BYTE), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**eights), "bfloat16", 0, 1e-3, ("Grid",)),
+        (_RULE(**halves), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**fours), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**both, nesterov=True), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**both), "bfloat16", 1_000_000, 1e-6, ("Small",)),

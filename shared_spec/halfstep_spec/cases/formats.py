@@ -106,5 +106,5 @@ def _clauses(fmt: Format) -> tuple[str, ...]:
     if fmt.dtype in CODEBOOK_CODES:
         return "F8", "F9", "F10", "F11", "F7"
     if not fmt.scaled:
-        return "F6", "F7"
+        return ("F21", "F7") if fmt.dtype == "ufloat16_e7m9" else ("F6", "F7")
     return ("F4", "F5", "F16", "F7") if fmt.dtype == "uroot8" else ("F4", "F5", "F7")

@@ -83,6 +83,7 @@ def _step_cases():
         for rounding in ("auto", "nearest"):
             yield _case(Step(_adam(mu, nu, rounding), 0.1), "Grid")
     e3m4 = relative("float8_e3m4")
+    yield _case(Step(_adam(e3m4, "ufloat16_e7m9", "auto"), 0.1), "Grid")
     for flag in ("Still", "Burst"):
         for mu in (e3m4, int4):
             yield _case(Step(_adam(mu, e6m2, "auto"), 0.1), flag)

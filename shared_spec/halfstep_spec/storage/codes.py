@@ -1,6 +1,6 @@
 """The codes of state formats by name; those in units of another moment are in `relative_codes.py`.
 
-Contract: F5 to F10, F16, F17.
+Contract: F5 to F10, F16, F17, F21.
 """
 
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
@@ -12,11 +12,13 @@ from halfstep_spec.storage.table_codes import TableCodes
 from halfstep_spec.storage.tables import TABLES
 from halfstep_spec.storage.unsigned_codes import PlainUnsignedCodes, UnsignedCodes
 from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.storage.unsigned_halves import UnsignedHalfCodes
 
 PLAIN_CODES: dict[str, Codes] = {
     "float32": PlainCodes(FLOAT_FORMATS["float32"]),
     "bfloat16": PlainCodes(FLOAT_FORMATS["bfloat16"]),
     "float16": PlainCodes(FLOAT_FORMATS["float16"]),
+    "ufloat16_e7m9": UnsignedHalfCodes(),
     "ufloat8_e6m2": PlainUnsignedCodes(UNSIGNED_FLOATS["ufloat8_e6m2"]),
     "uroot4_e4m4": FourthRootCodes(),
 }
