@@ -20,13 +20,13 @@ from jax import lax
 from halfstep.arrays import Array
 from halfstep.float_formats import FLOAT_FORMATS
 from halfstep.hyperparameters import Scalar, Values
-from halfstep.moments import Feedback, StepMoment, StepWeight, fed_back, feedback_name
+from halfstep.moments import AT_LEAST, PER_STEP, Feedback, StepMoment, StepWeight, fed_back, feedback_name
 from halfstep.numbers import Number, ReadFromNumbers
 from halfstep.op import check_array
 from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
 from halfstep.storage.formats import DType
-from halfstep.storage.moment_formats import is_coarse
+from halfstep.storage.moment_formats import room_for_errors
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.numbers.hyperparameters import as_number, check_order
 from halfstep_jax.numbers.op import Count, JaxOp
@@ -89,9 +89,9 @@ class StoredStepMoment(StepMoment):
         return self._format.has_inverse_root
 
     @property
-    def is_coarse(self) -> bool:
-        """Whether the format has an end that does not move with its numbers, or codes of 4 bits."""
-        return is_coarse(self._format)
+    def room(self) -> int:
+        """What `room_for_errors` says of the format."""
+        return room_for_errors(self._format)
 
     def inverse_root(self, x: Array) -> Number:
         """Round x for the new state; return about 1/sqrt(x) of the unrounded x."""
@@ -226,7 +226,9 @@ def numbers_at(rule: Rule, before: jax.Array | None, count: jax.Array | None) ->
     further = rule.numbers(_named(tuple(h))(*map(op.wrap, h.values())), Count(op, count), op)
     n = h | {name: op.bare(x) for name, x in further.items()}
     for name, moment in fed_back(rule).items():
-        n[name] = divide(h[moment.rate], np.float32(1) - h[moment.rate])
+        factor = divide(h[moment.rate], np.float32(1) - h[moment.rate])
+        most = jnp.asarray(count).astype(jnp.float32) * np.float32(PER_STEP)
+        n[name] = jnp.minimum(factor, jnp.maximum(most, np.float32(AT_LEAST)))
     return _named(tuple(n))(**n)
 
 

@@ -11,13 +11,16 @@ from halfstep.rule import Moment, Rule, declared
 T = TypeVar("T", bound=Array)
 MOST = 4.0
 """How many roots of the second moment are fed back at most: an update moves by no more than that."""
+AT_LEAST, PER_STEP = 9.0, 0.25
+"""How many errors of storing a moment a step takes back at most: 9, or a quarter of its count."""
 
 
 class Feedback(NamedTuple):
     """How a step takes back what storing a moment would add to later updates (contract F19).
 
     Attributes:
-        factor: b / (1 - b), b the moment's rate: how often a change of it comes back in all later steps.
+        factor: b / (1 - b), b the moment's rate: how often a change of it comes back in all later steps. At
+            most 9 or a quarter of the count of steps: errors would else be longer than the way so far.
         second: the second moment whose root bounds what is fed back; None for no bound.
     """
 
@@ -75,9 +78,9 @@ class StepMoment:
         return False
 
     @property
-    def is_coarse(self) -> bool:
-        """Whether the format has an end that does not move with its numbers, or codes of 4 bits."""
-        return False
+    def room(self) -> int:
+        """The power of two of roots by which an error of one gap of a weight moves it at most (A21)."""
+        return 4
 
     def inverse_root(self, x: Operand) -> Number:
         """Round x as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""

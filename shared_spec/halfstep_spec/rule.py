@@ -119,9 +119,11 @@ class StepMoment:
         return self._format.has_inverse_root
 
     @property
-    def is_coarse(self) -> bool:
-        """Whether the format has an end that does not move with the numbers, or codes of 4 bits."""
-        return _is_bounded(self._format) or self._format.codes.packed
+    def room(self) -> int:
+        """The power of two of roots by which an error of one gap of a weight moves the moment at most."""
+        if self._format.codes.packed:
+            return -1
+        return 1 if _is_bounded(self._format) else 4
 
     def inverse_root(self, x: np.ndarray) -> np.ndarray:
         """Round as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
@@ -158,7 +160,8 @@ class StepMoment:
         if self._storage.rounding != "feedback" or self._format.codes.half_gap == 0:
             return stored
         b = np.float32(self._storage.b)
-        d = (b / (np.float32(1) - b)) * (stored - x)
+        most = np.maximum(np.float32(self._step) * np.float32(0.25), np.float32(9))
+        d = np.minimum(b / (np.float32(1) - b), most) * (stored - x)
         if self._second is not None:
             most = np.float32(4) * np.sqrt(self._second._rounded_before(self._name)[0])
             d = np.minimum(np.maximum(d, -most), most)

@@ -16,7 +16,7 @@ from halfstep.float_formats import FLOAT_FORMATS
 from halfstep.hyperparameters import Values
 from halfstep.moments import Feedback, Moments, feedback_name
 from halfstep.random_words import Role
-from halfstep.storage.moment_formats import is_coarse
+from halfstep.storage.moment_formats import room_for_errors
 from halfstep_torch.numbers.op import STEP_OPS, TorchOp, tensor_numbers
 from halfstep_torch.numbers.rounding import round_number
 from halfstep_torch.storage.relative import into_unit, out_of_unit
@@ -56,9 +56,9 @@ class StepMoment:
         return self._storage.format.has_inverse_root
 
     @property
-    def is_coarse(self) -> bool:
-        """Whether the format has an end that does not move with its numbers, or codes of 4 bits."""
-        return is_coarse(self._storage.format)
+    def room(self) -> int:
+        """What `room_for_errors` says of the format."""
+        return room_for_errors(self._storage.format)
 
     def inverse_root(self, x: Tensor) -> Tensor:
         """Round x for the new state; return about 1/sqrt(x) of the unrounded x."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from halfstep.hyperparameters import Values, check_order
 from halfstep.makers import docstring_of, published
-from halfstep.moments import fed_back
+from halfstep.moments import AT_LEAST, PER_STEP, fed_back
 from halfstep.recipes import takes_recipe
 from halfstep.rule import Moment, Rule, declared
 from halfstep_torch.leaves.group_names import Group
@@ -151,7 +151,9 @@ class Link(Rule):
             op: Any = NumbersOp(h, step)  # of NumPy's scalars, as `halfstep.op.NumbersOp` of Numbers
             numbers.update(rule.numbers(_hyperparameters(values), step, op))
             for name, moment in self._fed_back.items():
-                numbers[name] = values[moment.rate] / (np.float32(1) - values[moment.rate])
+                factor = values[moment.rate] / (np.float32(1) - values[moment.rate])
+                most = np.maximum(np.float32(step) * np.float32(PER_STEP), np.float32(AT_LEAST))
+                numbers[name] = np.minimum(factor, most)
         numbers.update(measured or {})
         rounded = [x if isinstance(x, DecayRate) else float(np.float32(x)) for x in numbers.values()]
         return named_tuple("Numbers", tuple(numbers))(*rounded)
@@ -159,7 +161,7 @@ class Link(Rule):
     @functools.cached_property
     def counts(self) -> bool:
         """Whether the numbers of a step may depend on its count."""
-        return self.measures or type(self.rule).numbers is not Rule.numbers
+        return self.measures or type(self.rule).numbers is not Rule.numbers or bool(self._fed_back)
 
     @functools.cached_property
     def _fed_back(self) -> Mapping[str, Moment]:

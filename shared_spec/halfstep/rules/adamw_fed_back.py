@@ -6,7 +6,6 @@ from halfstep.hyperparameters import Arguments, Scalar, check_bound
 from halfstep.rule import Rule, decay_rate, moment, number
 from halfstep.rules.fed_back import (
     AHEAD,
-    MOST,
     check_fed_back,
     check_kept,
     check_whole,
@@ -16,8 +15,6 @@ from halfstep.rules.fed_back import (
 from halfstep.seeds import Seed
 from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
-
-_MOST_OF_COARSE = -1  # in place of MOST, whose unit is a root of the second moment
 
 
 class AdamWFedBack(Rule):
@@ -38,9 +35,9 @@ class AdamWFedBack(Rule):
     `mu` is an average of gradients, as AdamW's, and nothing else is kept.
 
     Neither bound of `back` depends on e, so that what is fed back is right on average. K is 16 roots of nu;
-    where `mu` has no scale or 4 bits, 1/2. A schedule gives the rates of s. Where there is none, they are
-    taken to rise on a line up to `peak_lr`, the largest rate of the run, of which then a quarter divides.
-    With an infinite `peak_lr` nothing is fed back.
+    it is 2 where `mu` has 8 bits without a scale, and 1/2 where it has 4 bits. A schedule gives the rates of
+    s. Where there is none, they are taken to rise on a line up to `peak_lr`, the largest rate of the run, of
+    which then a quarter divides. With an infinite `peak_lr` nothing is fed back.
 
     Float32 weights are not rounded: their step is AdamW's.
     """
@@ -85,7 +82,7 @@ class AdamWFedBack(Rule):
         down = step / root + n.decayed * p
         w = p - down
         q = m.param.round(w)
-        back = m.param.bound(n.back, _MOST_OF_COARSE if m.mu.is_coarse else MOST)
+        back = m.param.bound(n.back, m.mu.room)
         m.mu.round(v - root * (back * (w - q)))
         return emitted(p, down, w, q, op)
 

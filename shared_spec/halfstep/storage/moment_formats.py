@@ -35,7 +35,7 @@ def rounding_argument(moment: Moment) -> str:
     return moment.rounding or f"{moment.name}_rounding"
 
 
-MOST_FEEDBACK = 0.9501
+MOST_FEEDBACK = 0.9901
 """Up to this rate, 0.95 in any precision, errors of codes are fed back without a warning: 19 in a step."""
 
 
@@ -112,9 +112,14 @@ def check_codes(caller: str, argument: str, fmt: Format) -> None:
         )
 
 
-def is_coarse(fmt: Format) -> bool:
-    """Whether a format has an end that does not move with its numbers, or codes of 4 bits (contract A21)."""
-    return fmt.family == "fixed" or fmt.packed
+def room_for_errors(fmt: Format) -> int:
+    """Return the power of two that is the number of roots by which an error of one gap moves mu at most.
+
+    Codes of 4 bits have room for half a root, those with an end that does not move for 2 (contract A21).
+    """
+    if fmt.packed:
+        return -1
+    return 1 if fmt.family == "fixed" else 4
 
 
 def check_weight_dtype(caller: str, moment: Moment, leaf: str, dtype: str) -> None:
@@ -284,7 +289,7 @@ def check_slow_feedback(
     warnings.warn(
         f'{caller}: {rate_name}={b:.7g} with {name}="feedback" and {dtype_argument(moment)}={fmt.text} takes '
         f"back {b / (1 - b):.3g} errors of storing {moment.name} in a step, and weights jitter by them. "
-        f'Use {name}="stochastic", or a {rate_name} of at most 0.95.',
+        f'Use {name}="stochastic", or a {rate_name} of at most 0.99.',
         stacklevel=3,
     )
 

@@ -119,7 +119,7 @@ class AdamWFedBack(FedBackRule):
         down = (step / root) + (n.decayed * p)
         w = p - down
         q = moments.param.round(w)
-        back = moments.param.bound(n.back, -1 if moments.mu.is_coarse else 4)
+        back = moments.param.bound(n.back, moments.mu.room)
         moments.mu.round(v - (root * (back * (w - q))))
         return self.emitted(p, down, w, q)
 
