@@ -7,86 +7,47 @@ kept         what the state and the rows hold anyhow, and no gradient
 
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.arrays import Array
-from halfstep_torch.distributed.shards import are_plain, local_part, sharding
-from halfstep_torch.engine.batches import Batch, Measured, check_finite, make_batches, measure
+from halfstep_torch.engine.batches import Batch, Measured, add_to_batches, check_finite, measure
 from halfstep_torch.engine.gradient_norms import GradientNorms
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.kernels.kernel import Kernel, kernel_of
+from halfstep_torch.engine.key import KnownKey
 from halfstep_torch.engine.number_places import number_places
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.scaled_step import ScaledStep
 from halfstep_torch.engine.scaling import NotScaling
-from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, sharing_streams
+from halfstep_torch.engine.slots import Slot
+from halfstep_torch.engine.step_numbers import attach_keys, attach_numbers, sharing_streams, some_sharing
 from halfstep_torch.leaves.group_names import Group
-from halfstep_torch.leaves.memory import has_memory, is_other_view
+from halfstep_torch.leaves.memory import has_memory
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.sharded.exchange import meshes_of, talking_meshes
 from halfstep_torch.sharded.run import exchange_all, step_apart
 from halfstep_torch.sharded.state_home import StateOwner
-from halfstep_torch.storage.stored_moment import State
 
 # Entries of a group that no link reads: parameters and their names are part of the key.
 _NOT_NUMBERS = ("params", "param_names", HEADER)
-_DTYPE, _SHAPE = operator.attrgetter("dtype"), operator.attrgetter("shape")
+_GRAD = operator.attrgetter("grad")
 _UNCHANGING = (bool, int, float, str, type(None), torch.dtype)
 
 Parameters = Sequence[tuple[int, str, Tensor]]
 
 
-class Key(NamedTuple):
-    """What a launch depends on, for every parameter with a gradient in order: a change makes it stale.
-
-    Fields are read and compared item by item at every step. Nothing is collected on the way: tuples for a
-    thousand parameters would start Python's garbage collector nine times in a step.
-
-    Attributes:
-        counts: one list: how much more often than the first each was stepped. Equal counts go together.
-        names: one list: of the state arrays.
-        shards: one list: meshes and placements of weights and of gradients, as far as they are DTensors.
-        choice: whether steps are compiled.
-        threads: of the CPU, which Inductor writes into a kernel.
-        weight_classes: of what class weights are; `grad_classes` of gradients.
-        weight_memory: addresses, which tell the device too. Those of gradients are no part: rows find them
-            anew at every step, and keep none. Whose memory it is, the arrays say.
-        weight_dtypes, weight_shapes, weight_strides: of weights.
-        grad_dtypes, grad_shapes, grads_in_order: of gradients; whether they are row-major.
-        arrays: which objects the state arrays are; then their addresses, dtypes and shapes.
-    """
-
-    counts: Iterable[list[int]]
-    names: Iterable[list[str]]
-    shards: Iterable[list]
-    choice: Iterable[bool | str]
-    threads: Iterable[int]
-    weight_classes: Iterable[type]
-    grad_classes: Iterable[type]
-    weight_memory: Iterable[int]
-    weight_dtypes: Iterable[torch.dtype]
-    weight_shapes: Iterable[torch.Size]
-    weight_strides: Iterable[tuple[int, ...]]
-    grad_dtypes: Iterable[torch.dtype]
-    grad_shapes: Iterable[torch.Size]
-    grads_in_order: Iterable[bool]
-    arrays: Iterable[int]
-    array_memory: Iterable[int]
-    array_dtypes: Iterable[torch.dtype]
-    array_shapes: Iterable[torch.Size]
-
-
 class Launch:
     """The built step of some parameters.
 
-    It is stale when its `key` is another: what any check, plan, row or kernel depends on. Numbers are none of
-    it; a group is read again, and checked, when one of its entries is another object than before, a format
-    with another description, or what can change in place, as a tensor.
+    It is stale when the `Key` of those with a gradient is another than before: what any check, plan, row or
+    kernel depends on. Numbers are none of it; a group is read again, and checked, when one of its entries is
+    another object than before, a format with another description, or what can change in place, as a tensor.
+
+    Of plain tensors, each step chooses those with a gradient. Those that are new are added.
 
     Attributes:
         batches: that are run.
@@ -94,65 +55,144 @@ class Launch:
         meshes: of all parameters, also of those without a gradient.
         talking: those whose processes exchange anything in the step.
         has_schedules: whether the lr of a group is a function of the step.
+        is_new: whether it was not run since parameters were added.
     """
 
     def __init__(self, optimizer: StateOwner, named: Parameters) -> None:
         """Check and sort parameters."""
-        self._listed, self._key, self._numbers = [param for _, _, param in named], None, {}
-        self._pairs, self._scaled, self._norms = {}, {}, GradientNorms(optimizer._compile.uses)
-        batches = make_batches(named, optimizer._group, optimizer.state, optimizer._home.slots_of)
-        self.meshes, self.talking = meshes_of(self._listed), talking_meshes(batches)
+        self._listed, self._choice = [param for _, _, param in named], optimizer._compile.choice
+        self._kinds: dict[tuple, Batch] = {}
+        self._groups: dict[int, tuple[ReadGroup, _Entries]] = {}
+        self._numbers, self._key = {}, KnownKey(len(named))
+        self._pairs: dict[int, ScaledStep | None] = {}  # by the id of a batch that is held
+        self._scaled: dict[int, ScaledStep] = {}
+        self._uses = optimizer._compile.uses
+        self.meshes, self._lacks = meshes_of(self._listed), False
+        self._add(optimizer, named)
+
+    def _add(self, optimizer: StateOwner, named: Parameters) -> None:
+        """Check parameters that have a gradient, and sort those that are new into batches."""
+        add_to_batches(self._kinds, named, optimizer._group, optimizer.state, optimizer._home.slots_of)
+        batches = [*self._kinds.values()]
+        self.talking = talking_meshes(batches)
         batches, actions = optimizer._home.arrange(batches)
         self._actions = [action for action in actions if action.slots]
         links = [batch.group.links[j] for batch in batches for j in batch.plan.rule_indices]
         self._looks = any(link.measures or link.needs_finite for link in links)
         self.has_schedules = any(batch.group.choices.schedule is not None for batch in batches)
-        self.batches = [batch for batch in batches if has_memory(batch.slots[0].param)]
+        self._wholes = [batch for batch in batches if has_memory(batch.slots[0].param)]
+        for batch in self._wholes:
+            batch.grad_addresses = None
         self.on_meta = [batch for batch in batches if not has_memory(batch.slots[0].param)]
-        self._sharing = sharing_streams(self.batches)
-        slots = [slot for batch in (*self.batches, *self.on_meta) for slot in batch.slots]
+        self._all_sharing = sharing_streams(self._wholes)
+        slots = [slot for batch in batches for slot in batch.slots]
+        self._chooses = not self.on_meta and all(type(slot) is Slot for slot in slots)
         self._exchanging = np.array([slot.index for slot in slots if slot.exchanges], np.intp)
-        by_index = {slot.index: slot.counter for slot in slots}
-        counters = [by_index[i] for i in sorted(by_index)]
+        counters = {slot.index: slot.counter for slot in slots}
         room = sum(len(group["params"]) for group in optimizer.param_groups)
-        self._counts = optimizer._counts.of(counters, optimizer.state.values(), room)
+        self._counts = optimizer._counts.of(counters, len(self._listed), optimizer.state.values(), room)
+        self.is_new, self._has = True, [param.grad is not None for param in self._listed]
+        self._choose(np.flatnonzero(self._has))
         self._set_steps(self._counts.next())
 
+    _states: tuple[list[Tensor], list, list]  # of all states, and of the chosen
+
+    def _choose(self, places: np.ndarray) -> None:
+        """Choose parameters, given their places among all of the launch."""
+        self._places, self._states = places, ([], [], [])
+        chosen = np.zeros(len(self._listed), bool)
+        chosen[places] = True
+        parts: dict[int, Batch] = {}
+        for whole in self._wholes:
+            at = np.flatnonzero(chosen[whole.indices])
+            if len(at):
+                parts[id(whole)] = whole if len(at) == len(whole.slots) else whole.part(at)
+        self.batches, self._sharing = [*parts.values()], self._all_sharing
+        if len(parts) < len(self._wholes) or any(batch.whole for batch in self.batches):
+            self._sharing = some_sharing(self._all_sharing, parts)
+        self._norms = GradientNorms(self._uses)  # which keeps a table for each set of gradients
+        held = {*map(id, self._wholes)}
+        for of_batches in (self._pairs, self._scaled):
+            for gone in of_batches.keys() - held:
+                del of_batches[gone]
+        orders = np.cumsum(chosen) - 1
+        self._orders = [orders[batch.indices] for batch in self.batches]
+
     def holds(self, listed: Sequence[Tensor], optimizer: StateOwner) -> bool:
-        """Whether the launch still fits these parameters: its key is unchanged."""
+        """Whether the launch still fits these parameters: the key of those with a gradient is unchanged."""
+        self._lacks = False
         if (
-            self._key is None
+            self.is_new
+            or self._choice != optimizer._compile.choice
             or len(listed) != len(self._listed)
             or not all(map(operator.is_, listed, self._listed))
         ):
             return False
+        grads = [*map(_GRAD, listed)]
+        has = [*map(operator.is_not, grads, itertools.repeat(None))]
         try:
+            if has != self._has and not self._take(has):
+                return False
+            weights = [*itertools.compress(listed, self._has)]
+            grads = [*itertools.compress(grads, self._has)]
+            reading = self._key.fits(weights, grads, self._held(weights, optimizer.state))
             steps = self._counts.next()
-            key = _key_of(listed, optimizer.state, optimizer._compile.choice, steps)
-            # Equal counts and names, which come first, are equally many items of all else.
-            same = all(map(operator.eq, self._key, itertools.chain(*key)))
         except Exception:  # what is wrong with it, the build says
-            return False
-        if not same or not all(action.stays() for action in self._actions):
+            reading = None
+        if reading is None or steps[self._places].min() < 1 or not self._stay():
+            self._lacks = False
             return False
         self._set_steps(steps)
+        if self._chooses:
+            for batch, order in zip(self.batches, self._orders, strict=True):
+                batch.grad_addresses = reading.addresses[order]
+        return not self._lacks
+
+    def _stay(self) -> bool:
+        return not self._actions or all(action.stays() for action in self._actions)
+
+    def _take(self, has: list[bool]) -> bool:
+        """Choose the known ones of other parameters with a gradient; return False if this cannot be."""
+        places = np.flatnonzero(has)
+        known = self._key.known[places]
+        if not self._chooses or not known.any():
+            return False
+        self._lacks = not known.all()
+        self._has = [*map(operator.and_, has, self._key.known.tolist())]
+        self._choose(places[known])
+        self._key.choose(places[known])
         return True
 
-    def renew(self, optimizer: StateOwner, scale: float | None) -> bool:
+    def _held(self, weights: Sequence[Tensor], states: Mapping[Tensor, Any]) -> list:
+        """Return the states of the chosen parameters. To look up a tensor takes longer than to compare."""
+        keys, values, held = self._states
+        same = len(keys) == len(states) and all(map(operator.is_, keys, states))
+        if not same or not all(map(operator.is_, values, states.values())):
+            held = [*map(states.get, weights)]
+            self._states = [*states], [*states.values()], held
+        return held
+
+    def extend(self, optimizer: StateOwner, named: Parameters, scale: float | None) -> bool:
+        """Add parameters that are new, if `holds` found nothing else; else return False."""
+        if not self._lacks or not self.renew(optimizer, scale, self._wholes):
+            return False
+        self._add(optimizer, named)
+        return True
+
+    def renew(self, optimizer: StateOwner, scale: float | None, batches: Sequence[Batch] = ()) -> bool:
         """Read the groups of a step, after `holds`; return False if the launch must be rebuilt.
 
         `scale` is that of the gradients. Raises what reading a group raises.
         """
-        for i, (before, entries) in self._groups.items():
-            group = optimizer.param_groups[i]
-            if before.scale == scale and entries.are_those_of(group):
-                continue
-            read = optimizer._group(i)
-            if read.plan_key != before.plan_key and not self._keeps_plans(read):
-                return False
-            self._groups[i] = read, _Entries(group, read)
-        for batch in self.batches:
-            batch.group = self._groups[batch.group.index][0]
+        for batch in batches or self.batches:
+            i = batch.group.index
+            (before, entries), group = self._groups[i], optimizer.param_groups[i]
+            if before.scale != scale or not entries.are_those_of(group):
+                read = optimizer._group(i)
+                if read.plan_key != before.plan_key and not self._keeps_plans(read):
+                    return False
+                self._groups[i] = read, _Entries(group, read)
+            batch.group = self._groups[i][0]
         return True
 
     def _set_steps(self, steps: np.ndarray) -> None:
@@ -163,7 +203,7 @@ class Launch:
 
     def _keeps_plans(self, read: ReadGroup) -> bool:
         """Whether the plans of a group's parameters are unchanged: most numbers do not affect a plan."""
-        slots = (slot for batch in self.batches if batch.group.index == read.index for slot in batch.slots)
+        slots = (slot for batch in self._wholes if batch.group.index == read.index for slot in batch.slots)
         return all(read.plan(slot.name, slot.owner) == slot.whole_plan for slot in slots)
 
     @property
@@ -201,7 +241,9 @@ class Launch:
             except NotScaling:
                 self._pairs[id(batch)] = None
         if (pair := self._pairs[id(batch)]) is None:
-            batch.kernels = [self._kernel(optimizer, batch, k) for k in range(len(batch.plan.bounds))]
+            whole = batch.whole or batch
+            whole.kernels = [self._kernel(optimizer, batch, k) for k in range(len(batch.plan.bounds))]
+            batch.kernels = whole.kernels
         elif all([optimizer._compile.has(optimizer._name, kernel) for kernel in pair.kernels]):
             self._scaled[id(batch)] = pair
 
@@ -244,13 +286,17 @@ class Launch:
             action.forget()
 
     def keep(self, optimizer: StateOwner) -> None:
-        """Store the key, so that the launch can run again."""
-        if self._key is not None or self.on_meta or not self.batches:
+        """Store the key of the chosen parameters, so that the launch can run again."""
+        if not self.is_new or self.on_meta or not self.batches:
             return
-        reads = {batch.group.index: batch.group for batch in self.batches}
-        self._groups = {i: (read, _Entries(optimizer.param_groups[i], read)) for i, read in reads.items()}
-        key = _key_of(self._listed, optimizer.state, optimizer._compile.choice, self._counts.next())
-        self._key = [*itertools.chain(*key)]
+        for batch in self.batches:
+            if batch.group.index not in self._groups:
+                group = optimizer.param_groups[batch.group.index]
+                self._groups[batch.group.index] = batch.group, _Entries(group, batch.group)
+        weights = [*itertools.compress(self._listed, self._has)]
+        held = self._held(weights, optimizer.state)
+        self._key.put(self._places, weights, [*map(_GRAD, weights)], held)
+        self.is_new = False
 
 
 class _Entries:
@@ -272,41 +318,3 @@ class _Entries:
         """Whether a group still has these entries, and none was changed in place."""
         same = len(group) == len(self._keys) and all(map(operator.is_, group.values(), self._values))
         return self._stay and same and list(group) == self._keys and self._formats == self._said
-
-
-def _key_of(
-    listed: Sequence[Tensor], states: Mapping[Tensor, State], choice: bool | str, steps: np.ndarray
-) -> Key:
-    """Return the key of the parameters that have a gradient, given their counts after this step."""
-    weights: list[Array] = [p for p in listed if p.grad is not None]
-    grads: list[Array] = [p.grad for p in weights]
-    held: list[Array] = [*map(states.get, weights)]
-    arrays = [x for state in held for x in state.values() if isinstance(x, Tensor)]  # others keep anything
-    if len(steps) and steps.min() < 1:
-        raise ValueError(f"a count is {steps.min() - 1}")  # which the build reports with its name
-    shards, given = [], (weights, grads, arrays)
-    if not are_plain((*weights, *grads, *arrays)):
-        shards = [where for where in map(sharding, (*weights, *grads)) if where]
-        weights, grads, arrays = ([*map(local_part, tensors)] for tensors in given)
-    if any(map(is_other_view, grads, weights)):
-        raise ValueError("a gradient is a view of its weight")  # which the build copies
-    return Key(
-        counts=[(steps - steps[:1]).tolist()],
-        names=[[*itertools.chain.from_iterable(held)]],
-        shards=[shards],
-        choice=[choice],
-        threads=[torch.get_num_threads()],
-        weight_classes=map(type, given[0]),
-        grad_classes=map(type, given[1]),
-        weight_memory=map(Tensor.data_ptr, weights),
-        weight_dtypes=map(_DTYPE, weights),
-        weight_shapes=map(_SHAPE, weights),
-        weight_strides=map(Tensor.stride, weights),
-        grad_dtypes=map(_DTYPE, grads),
-        grad_shapes=map(_SHAPE, grads),
-        grads_in_order=map(Tensor.is_contiguous, grads),
-        arrays=map(id, given[2]),
-        array_memory=map(Tensor.data_ptr, arrays),
-        array_dtypes=map(_DTYPE, arrays),
-        array_shapes=map(_SHAPE, arrays),
-    )

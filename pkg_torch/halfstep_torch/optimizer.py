@@ -304,15 +304,16 @@ class Optimizer(torch.optim.Optimizer):
             listed = [param for _, _, param in parameters]
         makes_state = parameters is None and may_make_state(self)
         launch = self._launches.get(at)
-        if launch is not None and not launch.holds(listed, self):
-            launch = None
+        kept, launch = launch, launch if launch is not None and launch.holds(listed, self) else None
         agreement = self._agreement
         agreement.begin(meshes_of(listed) if launch is None else launch.meshes, len(listed) > 1)
         with Attempt() as attempt:
             if launch is None or not launch.renew(self, scale_of(self)):
                 named = list(self._named()) if parameters is None else parameters
                 self._launches.pop(at, None)
-                launch = self._launches[at] = Launch(self, named)
+                if kept is None or not kept.extend(self, named, scale_of(self)):
+                    kept = Launch(self, named)
+                launch = self._launches[at] = kept
                 if not (launch.batches or launch.on_meta or self.state):
                     warn_of_nothing(self, named)
         agreement.agree_on(attempt.error, launch)

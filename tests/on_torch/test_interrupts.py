@@ -116,8 +116,8 @@ def send_in_step(monkeypatch, how_often):
     """Let a signal come as often after the first batch is stepped and before it is counted."""
     run_batch, to_come = launch.run_batch, [signal.SIGINT] * how_often
 
-    def run_and_send(batch, step_apart):
-        waiting = run_batch(batch, step_apart)
+    def run_and_send(batch, *others):
+        waiting = run_batch(batch, *others)
         while to_come:
             signal.raise_signal(to_come.pop())
         return waiting
@@ -222,10 +222,10 @@ def test_what_was_stepped_before_a_failure_is_counted(monkeypatch):
     optimizer = hs.AdamW([{"params": pairs[:1]}, {"params": pairs[1:]}], compile=False)
     run_batch, weights = launch.run_batch, pairs[1][1].detach().clone()
 
-    def fail_at_the_second(batch, step_apart):
+    def fail_at_the_second(batch, *others):
         if batch.slots[0].owner is pairs[1][1]:
             raise RuntimeError("no memory left")
-        return run_batch(batch, step_apart)
+        return run_batch(batch, *others)
 
     monkeypatch.setattr(launch, "run_batch", fail_at_the_second)
     give_gradients(pairs, 0)

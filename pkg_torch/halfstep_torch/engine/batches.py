@@ -43,10 +43,12 @@ class Batch:
         device: of all slots.
         grad_dtype: of all gradients.
         slots: the parameters.
+        whole: the batch of which these slots are chosen; and their places there.
         steps: the count of each after this step.
-        numbers: of each of their counts after this step the numbers of each rule.
+        numbers: of each of these counts the numbers of each rule.
         host_keys: of their random words: a column for each slot.
         kernels: of each stage the kernel, or None; none of any stage where steps are plain.
+        grad_addresses: where the gradients are, if all slots are whole parameters.
     """
 
     group: ReadGroup
@@ -54,12 +56,32 @@ class Batch:
     device: torch.device
     grad_dtype: torch.dtype
     slots: list[Slot]
+    whole: "Batch | None" = None
+    places: np.ndarray | None = None
     steps: Sequence[int] = ()
     numbers: dict[int, list[Values]] = dataclasses.field(default_factory=dict)
     host_keys: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
     kernels: Sequence[Kernel | None] = ()
-    tables: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict)
-    memory: dict[tuple, tuple[list[int], list[int]]] = dataclasses.field(default_factory=dict)
+    grad_addresses: np.ndarray | None = None
+    # Not for copies with other slots.
+    rows: "list[_Rows]" = dataclasses.field(default_factory=list, init=False)
+    tables: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict, init=False)
+    memory: dict[tuple, tuple[list[int], list[int]]] = dataclasses.field(default_factory=dict, init=False)
+
+    def extended(self, slots: Sequence[Slot]) -> "Batch":
+        """Return the batch with more slots, which takes over the rows of tables."""
+        made = dataclasses.replace(self, slots=[*self.slots, *slots], grad_addresses=None)
+        made.rows = self.rows
+        for rows in made.rows:
+            rows.batch = made
+        return made
+
+    def part(self, places: np.ndarray) -> "Batch":
+        """Return the batch of some slots, which reads the rows of tables that this one keeps."""
+        slots = [self.slots[i] for i in places]
+        return Batch(
+            self.group, self.plan, self.device, self.grad_dtype, slots, self, places, kernels=self.kernels
+        )
 
     @functools.cached_property
     def measuring(self) -> list[int]:
@@ -74,7 +96,7 @@ class Batch:
 
     @functools.cached_property
     def indices(self) -> np.ndarray:
-        """The indices of the parameters among those of the step."""
+        """The indices of the parameters among those of the launch."""
         return np.array([slot.index for slot in self.slots], np.intp)
 
     @functools.cached_property
@@ -85,49 +107,63 @@ class Batch:
     @functools.cached_property
     def _have_all(self) -> bool:
         """Whether each slot is all of its parameter's local part."""
-        return all(slot.has_all for slot in self.slots)
+        return self.whole is not None or all(slot.has_all for slot in self.slots)
 
     @functools.cached_property
     def _are_shards(self) -> bool:
-        return any(map(is_sharded, self.owners))
+        return self.whole is None and any(map(is_sharded, self.owners))
+
+    @functools.cached_property
+    def all_places(self) -> list[int]:
+        """The places of all slots."""
+        return list(range(len(self.slots)))
+
+    def run_at_once(self) -> bool:
+        """Step all slots by one call of a kernel; return False, and step none, if that cannot be."""
+        kernel = self.kernels[0] if len(self.plan.bounds) == 1 and self.kernels else None
+        if kernel is None or self.grad_addresses is None:
+            return False
+        places, rest = self.by_memory(0, self.all_places, _Gradients(self))
+        if rest:
+            return False
+        kernel(self.table(0, places, self.grad_addresses, None), *self.inputs(0, places))
+        return True
 
     def table(
-        self,
-        k: int,
-        places: Sequence[int],
-        incoming: Mapping[int, Tensor],
-        outgoing: Mapping[int, Tensor] | None,
+        self, k: int, places: Sequence[int], incoming: np.ndarray, outgoing: np.ndarray | None
     ) -> np.ndarray:
-        """Return the table of the k-th stage's kernel. Between steps only gradients and updates move."""
+        """Return the table of the k-th stage's kernel, given the addresses of gradients and updates."""
         key = k, places[0], len(places)
-        if key not in self.tables:
-            self.tables[key] = np.array([self._row(k, self.slots[i], incoming[i]) for i in places], np.int64)
+        if key not in self.tables or self.slots[0].gathered:  # into other memory in each step
+            self.tables[key] = self._rows(k).table(self._in_whole(places))
         table = self.tables[key]
-        table[:, len(FIELDS) + 1] = [incoming[i].data_ptr() for i in places]
+        table[:, len(FIELDS) + 1] = incoming
         if outgoing is not None:
-            table[:, len(FIELDS) + 2] = [outgoing[i].data_ptr() for i in places]
+            table[:, len(FIELDS) + 2] = outgoing
         return table
-
-    def _row(self, k: int, slot: Slot, g: Tensor) -> list[int]:
-        stage = slot.plan.stages[k]
-        updates = [] if stage.applies else [g]
-        return row_of(stage, slot.window, [slot.param, g, *updates, *(slot.state[x] for x in stage.arrays)])
 
     def by_memory(
         self, k: int, places: Sequence[int], incoming: Mapping[int, Tensor]
     ) -> tuple[list[int], list[int]]:
         """Return the slots that a kernel can update, and the others."""
-        key = k, places[0]
+        key = k, places[0], len(places)
         if key not in self.memory:
-            kernel, slots = self.kernels[k], self.slots
+            kernel, rows = self.kernels[k], self._rows(k)
             assert kernel is not None
-            flat = [
-                i
-                for i in places
-                if slots[i].is_flat(incoming[i]) and kernel.takes(slots[i].plan.stages[k], slots[i].window)
-            ]
-            self.memory[key] = flat, [i for i in places if i not in set(flat)]
+            pairs = zip(places, self._in_whole(places), strict=True)
+            takes = [rows.takes(at, incoming[i], kernel) for i, at in pairs]
+            flat = [i for i, taken in zip(places, takes, strict=True) if taken]
+            self.memory[key] = flat, [i for i, taken in zip(places, takes, strict=True) if not taken]
         return self.memory[key]
+
+    def _rows(self, k: int) -> "_Rows":
+        whole = self.whole or self
+        while len(whole.rows) <= k:
+            whole.rows.append(_Rows(whole, len(whole.rows)))
+        return whole.rows[k]
+
+    def _in_whole(self, places: Sequence[int]) -> Sequence[int]:
+        return places if self.places is None else self.places[places].tolist()
 
     def inputs(self, k: int, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return for slots the keys, the numbers of the k-th stage by count, and whose row each reads."""
@@ -158,34 +194,84 @@ class Batch:
         return {step: of_rules[rules.start : rules.stop] for step, of_rules in self.numbers.items()}
 
 
-def make_batches(
+class _Gradients(dict):
+    """The gradients of a batch, by place, which are fetched when they are read."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def __missing__(self, place: int) -> Tensor:
+        return self._batch.slots[place].grad
+
+
+class _Rows:
+    """The rows of a batch in the tables of a stage's kernel: each is made once, and chosen by its place."""
+
+    def __init__(self, batch: Batch, k: int) -> None:
+        self.batch, self._k, self._takes = batch, k, {}
+        self._rows, self._made = np.zeros((0, 0), np.int64), np.zeros(0, bool)
+
+    def table(self, places: Sequence[int]) -> np.ndarray:
+        """Return rows, without the addresses of gradients and updates."""
+        if len(self._made) < len(self.batch.slots):
+            more = len(self.batch.slots) - len(self._made)
+            empty = np.zeros((more, len(self._row(self.batch.slots[0]))), np.int64)
+            self._rows = np.concatenate([self._rows.reshape(-1, empty.shape[1]), empty])
+            self._made = np.concatenate([self._made, np.zeros(more, bool)])
+        chosen = np.array(places, np.intp)
+        for place in chosen[~self._made[chosen]]:
+            slot = self.batch.slots[place]
+            self._rows[place], self._made[place] = self._row(slot), not slot.gathered
+        return self._rows[chosen]
+
+    def takes(self, place: int, incoming: Tensor, kernel: Kernel) -> bool:
+        """Whether a kernel can update a slot."""
+        if place not in self._takes:
+            slot = self.batch.slots[place]
+            stage = slot.plan.stages[self._k]
+            self._takes[place] = slot.is_flat(incoming) and kernel.takes(stage, slot.window)
+        return self._takes[place]
+
+    def _row(self, slot: Slot) -> list[int]:
+        stage = slot.plan.stages[self._k]
+        changing = [slot.param] * (1 if stage.applies else 2)  # whose addresses are set in each step
+        return row_of(stage, slot.window, [slot.param, *changing, *(slot.state[x] for x in stage.arrays)])
+
+
+def add_to_batches(
+    batches: dict[tuple, Batch],
     parameters: Iterable[tuple[int, str, Tensor]],
     read_group: Callable[[int], ReadGroup],
     states: MutableMapping[Tensor, State],
     slots_of: Callable[[ReadGroup, str, Tensor], Sequence[Slot]],
-) -> list[Batch]:
-    """Check the parameters that have a gradient, and sort them into batches.
+) -> None:
+    """Check the parameters that have a gradient, and add those to batches that are in none yet.
 
     New parameters get zeros in `states`.
 
     Args:
-        parameters: triples: the index of the group, leaf name, parameter.
+        batches: by kinds.
+        parameters: triples: the index of the group, leaf name, parameter. Their order is that of all calls.
         read_group: reads a group.
         states: of the parameters.
         slots_of: makes the slots of a parameter.
     """
-    groups: dict[int, ReadGroup] = {}
-    kinds: dict[tuple, list[Slot]] = {}
+    groups = {batch.group.index: batch.group for batch in batches.values()}
+    known = {slot.index for batch in batches.values() for slot in batch.slots}
     checked: list[tuple[str, Tensor]] = []
-    with_grads = ((i, name, param, param.grad) for i, name, param in parameters if param.grad is not None)
-    for index, (i, name, param, grad) in enumerate(with_grads):
+    made: dict[tuple, list[Slot]] = {}
+    for index, (i, name, param) in enumerate(parameters):
+        if (grad := param.grad) is None:
+            continue
+        checked.append((name, param))
+        if index in known:
+            continue
         if i not in groups:
             groups[i] = read_group(i)
         group, state = groups[i], states.get(param)
         if not state or "step" not in state:
             check_weight(group.caller, name, param)
         check_grad(group.caller, name, param)
-        checked.append((name, param))
         if has_memory(param) and not is_sharded(param) and is_other_view(grad, param):
             param.grad = grad.clone()  # a step in pieces would read weights that have moved
         of_param = slots_of(group, name, param)
@@ -195,17 +281,15 @@ def make_batches(
         for slot in of_param:
             slot.index = index
             kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
-            kinds.setdefault(kind, []).append(slot)
+            made.setdefault(kind, []).append(slot)
     for i in [*groups][:1]:
         check_memory(groups[i].caller, checked)  # which may have come to be shared since they were added
-    made = [
-        Batch(groups[i], slots[0].plan, device, grad_dtype, slots)
-        for (i, _, device, grad_dtype, _), slots in kinds.items()
-    ]
-    for batch in made:
-        for slot in batch.slots:
-            slot.attach(batch.group.caller, states[slot.owner])
-    return made
+    for kind, slots in made.items():
+        i, _, device, grad_dtype, _ = kind
+        for slot in slots:
+            slot.attach(groups[i].caller, states[slot.owner])
+        batches.setdefault(kind, Batch(groups[i], slots[0].plan, device, grad_dtype, []))
+        batches[kind] = batches[kind].extended(slots)
 
 
 def check_finite(caller: str, batches: Sequence[Batch]) -> None:

@@ -7,7 +7,7 @@
 Each tensor has a storage of its own, of 8 bytes: files, pickles and copies hold no more of the array.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 import numpy as np
@@ -24,43 +24,49 @@ class Counts:
 
     def __init__(self) -> None:
         self._numbers, self._free = np.zeros(1, np.int64), 0
+        self._start = self._numbers.ctypes.data
 
-    def of(self, tensors: Sequence[Tensor], states: Iterable[object], room: int) -> "SomeCounts":
+    def of(
+        self, tensors: Mapping[int, Tensor], length: int, states: Iterable[object], room: int
+    ) -> "SomeCounts":
         """Return the counts of some parameters, which are moved into the array if they can be.
 
         A tensor stays the same object. One that others may read at its address stays where it is.
 
         Args:
-            tensors: the counts.
+            tensors: the counts, by the parameters' indices, which are less than `length`.
+            length: of what is returned.
             states: of all parameters. Their counts too move into a new array if the old one is full.
             room: how many numbers a new array has at least.
         """
-        coming = [x for x, place in zip(tensors, self._places(tensors), strict=True) if place is None]
+        coming = [x for x in tensors.values() if self._place(x) < 0]
         coming = list({id(x): x for x in coming if _is_movable(x)}.values())
         if self._free + len(coming) >= len(self._numbers):
             held = (state.get("step") for state in states if isinstance(state, dict))
             coming = list({id(x): x for x in (*held, *coming) if _is_movable(x)}.values())
             self._numbers, self._free = np.zeros(max(room, len(coming)) + 1, np.int64), 0
+            self._start = self._numbers.ctypes.data
         for place, count in enumerate(coming, self._free):
             self._numbers[place] = count.item()
             count.data = torch.from_numpy(self._numbers[place : place + 1].reshape(()))
         self._free += len(coming)
-        return SomeCounts(self._numbers, self._places(tensors), tensors)
+        places = np.full(length, -1, np.intp)
+        places[[*tensors]] = [self._place(x) for x in tensors.values()]
+        return SomeCounts(self._numbers, places, [(i, tensors[i]) for i in tensors if places[i] < 0])
 
-    def _places(self, tensors: Iterable[Tensor]) -> list[int | None]:
-        """Return where in the array each count is; None for one that is elsewhere."""
-        start, stop = self._numbers.ctypes.data, self._numbers.ctypes.data + self._numbers.nbytes
-        at = [x.data_ptr() if type(x) is Tensor else 0 for x in tensors]  # others may have no address
-        return [(x - start) // _BYTES if start <= x < stop else None for x in at]
+    def _place(self, count: Tensor) -> int:
+        """Return where in the array a count is; -1 for one that is elsewhere."""
+        # Others may have no address.
+        distance = count.data_ptr() - self._start if type(count) is Tensor else -1
+        return distance // _BYTES if 0 <= distance < self._numbers.nbytes else -1
 
 
 class SomeCounts:
     """The counts of some parameters, by the parameters' indices."""
 
-    def __init__(self, numbers: np.ndarray, places: Sequence[int | None], tensors: Sequence[Tensor]) -> None:
+    def __init__(self, numbers: np.ndarray, places: np.ndarray, apart: Sequence[tuple[int, Tensor]]) -> None:
         # Of those that have no number in the array, the last number takes the place.
-        self._numbers, self._places = numbers, np.array([-1 if x is None else x for x in places], np.intp)
-        self._apart = [(i, tensors[i]) for i, place in enumerate(places) if place is None]
+        self._numbers, self._places, self._apart = numbers, places, apart
 
     def next(self) -> np.ndarray:
         """Return the counts after the next step, which stop at the last (contract W5)."""

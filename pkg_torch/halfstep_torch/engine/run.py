@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,8 @@ def run_batch(
     waiting, rest = [], range(len(batch.slots))
     if scaled is not None:
         rest = scaled.run(batch, batch.gradients(rest))
+    elif batch.run_at_once():
+        rest = []
     for places in _groups(batch, rest):
         walk = _walk(batch, places, step_apart)
         if (asked := next(walk, None)) is not None:
@@ -44,7 +47,7 @@ def run_batch(
 def _groups(batch: Batch, places: Sequence[int]) -> list[list[int]]:
     """Return the places of slots that go through all stages together."""
     if len(batch.plan.stages) == 1:
-        return [list(places)]
+        return [list(places)] if places else []
     groups, room = [], 0
     for place in places:
         elements = batch.slots[place].param.numel()
@@ -76,13 +79,18 @@ def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
             rows, rest = batch.by_memory(k, places, arriving)
             if rows:
                 keys, numbers, which = batch.inputs(k, rows)
-                kernel(batch.table(k, rows, arriving, leaving), keys, numbers, which)
+                kernel(batch.table(k, rows, *_addresses(rows, arriving, leaving)), keys, numbers, which)
         short = [place for place in rest if _is_short(batch.slots[place], k, arriving[place])]
         for together in _alike(batch, k, short):
             _step_packed(batch, k, together, arriving, leaving)
         for place in set(rest) - set(short) if short else rest:
             _step_plainly(batch, k, place, arriving[place], None if leaving is None else leaving[place])
         arriving = leaving or {}
+
+
+def _addresses(places: Sequence[int], *arrays: Mapping[int, Tensor] | None) -> list[np.ndarray | None]:
+    """Return where the arrays of slots are, of each mapping by place."""
+    return [None if of is None else np.array([of[i].data_ptr() for i in places], np.int64) for of in arrays]
 
 
 def _is_short(slot: Slot, k: int, g: Tensor) -> bool:

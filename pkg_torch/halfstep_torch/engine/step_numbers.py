@@ -1,6 +1,7 @@
 """The inputs of kernels that change with each step: numbers and random keys. Contract: A4, W3, W4."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,51 +52,90 @@ def stream_keys(streams: Sequence[Stream], steps: Sequence[int], names: Sequence
 
     Columns: of every stream k0 and each role's k1. `steps` are the counts after their increment.
     """
-    columns = [np.zeros((len(names), 0), np.uint32)]
-    for seed, prefix, before, roles in streams:
-        counts, leaves = [step - before for step in steps], [leaf_id(prefix + name) for name in names]
-        columns.append(leaf_keys(seed, counts, leaves, roles))
+    return _keys(streams, np.array(steps, np.int64), leaves_of(streams, names))
+
+
+def leaves_of(streams: Sequence[Stream], names: Sequence[str]) -> np.ndarray:
+    """Return the ids of leaves in each stream, a row for a stream."""
+    rows = [[leaf_id(stream.prefix + name) for name in names] for stream in streams]
+    return np.array(rows, np.uint32).reshape(len(streams), len(names))
+
+
+def _keys(streams: Sequence[Stream], steps: np.ndarray, leaves: np.ndarray) -> np.ndarray:
+    columns = [np.zeros((len(steps), 0), np.uint32)]
+    for (seed, _, before, roles), of_stream in zip(streams, leaves, strict=True):
+        columns.append(leaf_keys(seed, steps - before, of_stream, roles))
     return np.concatenate(columns, axis=1)
 
 
 class KeysAhead:
-    """The keys of leaves with the same streams, for several steps at once if a launch repeats.
+    """The keys of leaves with the same streams, for several steps at once if counts grow equally.
 
     NumPy takes as long for the keys of one leaf as for those of a hundred.
+
+    Args:
+        streams: of the words.
+        leaves: the ids of the leaves in each stream (`leaves_of`).
     """
 
-    def __init__(self, streams: Sequence[Stream], names: Sequence[str]) -> None:
-        self._streams, self._names = streams, names
-        self._first_and_made: tuple[int, list[np.ndarray]] = 0, []
+    def __init__(self, streams: Sequence[Stream], leaves: np.ndarray) -> None:
+        self._streams, self._leaves = streams, leaves
+        self._first_and_made: tuple[np.ndarray, list[np.ndarray]] = np.zeros(0, np.int64), []
+
+    def part(self, places: np.ndarray) -> "KeysAhead":
+        """Return the keys of some of the leaves."""
+        return KeysAhead(self._streams, self._leaves[:, places])
 
     def at(self, steps: Sequence[int]) -> np.ndarray:
-        """Return the columns of `stream_keys` as int32 rows. Counts grow equally from call to call."""
+        """Return the columns of `stream_keys` as int32 rows, given the count of each leaf."""
+        now = np.array(steps, np.int64)
         first, made = self._first_and_made
-        if not first <= steps[0] < first + len(made):
-            count = max(_KEYS // len(steps), 1) if made else 1
-            coming = [step + i for i in range(count) for step in steps]
-            keys = as_int32(stream_keys(self._streams, coming, [*self._names] * count))
-            first, made = steps[0], [np.ascontiguousarray(x.T) for x in np.split(keys, count)]
+        ahead = now - first if made else now
+        if not (0 <= ahead[0] < len(made) and (ahead == ahead[0]).all()):
+            count = max(_KEYS // len(now), 1) if made else 1
+            coming = (np.arange(count)[:, None] + now).reshape(-1)
+            keys = as_int32(_keys(self._streams, coming, np.tile(self._leaves, count)))
+            first, made, ahead = now, [np.ascontiguousarray(x.T) for x in np.split(keys, count)], now - now
             self._first_and_made = first, made  # both or none: the handler of a signal may raise
-        return made[steps[0] - first]
+        return made[ahead[0]]
 
 
-Sharing = list[tuple[KeysAhead, list[Batch]]]
-"""Batches whose random words are of the same streams, and what makes their keys."""
+class Sharing(NamedTuple):
+    """Batches whose random words are of the same streams, and what makes the keys of their slots."""
+
+    keys: KeysAhead
+    batches: Sequence[Batch]
 
 
-def sharing_streams(batches: Iterable[Batch]) -> Sharing:
+def sharing_streams(batches: Iterable[Batch]) -> list[Sharing]:
     """Group batches by the streams of their random words."""
     by_streams: dict[tuple, list[Batch]] = {}
     for batch in batches:
         by_streams.setdefault(batch.plan.streams, []).append(batch)
     return [
-        (KeysAhead(streams, [slot.name for batch in sharing for slot in batch.slots]), sharing)
-        for streams, sharing in by_streams.items()
+        Sharing(
+            KeysAhead(streams, leaves_of(streams, [slot.name for batch in of for slot in batch.slots])), of
+        )
+        for streams, of in by_streams.items()
     ]
 
 
-def attach_keys(sharing: Sharing) -> None:
+def some_sharing(all_sharing: Iterable[Sharing], parts: Mapping[int, Batch]) -> list[Sharing]:
+    """Return the same for parts of batches, given by the ids of these."""
+    some = []
+    for keys, batches in all_sharing:
+        places, chosen, start = [], [], 0
+        for batch in batches:
+            if (part := parts.get(id(batch))) is not None:
+                places.append(start + (np.array(part.all_places) if part.places is None else part.places))
+                chosen.append(part)
+            start += len(batch.slots)
+        if chosen:
+            some.append(Sharing(keys.part(np.concatenate(places)), chosen))
+    return some
+
+
+def attach_keys(sharing: Iterable[Sharing]) -> None:
     """Set the keys of the random words in batches."""
     for keys, batches in sharing:
         columns, start = keys.at([step for batch in batches for step in batch.steps]), 0

@@ -13,7 +13,7 @@ from halfstep_torch.engine.float32_copies import Float32Copies
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Stream
-from halfstep_torch.engine.step_numbers import KeysAhead
+from halfstep_torch.engine.step_numbers import KeysAhead, leaves_of
 
 
 class Member(NamedTuple):
@@ -62,7 +62,8 @@ class Piece:
     def round(self, caller: str, steps: list[int], choice: CompileChoice) -> None:
         """Round the weights from the stepped copies, at their counts of steps."""
         if self._steps is None or steps != [step + 1 for step in self._steps]:
-            self._keys = KeysAhead([self._stream], [member.name for member in self.members])
+            names = [member.name for member in self.members]
+            self._keys = KeysAhead([self._stream], leaves_of([self._stream], names))
         keys, self._steps = self._keys.at(steps), steps
         for places, copies in self._copies:
             for i, weight in zip(places, copies.weights, strict=True):

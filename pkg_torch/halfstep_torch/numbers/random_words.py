@@ -64,7 +64,9 @@ def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray,
     return threefry2x32(key, (np.zeros_like(x), x))
 
 
-def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Sequence[int]) -> np.ndarray:
+def leaf_keys(
+    seed: int, steps: Sequence[int] | np.ndarray, leaves: Sequence[int] | np.ndarray, roles: Sequence[int]
+) -> np.ndarray:
     """Return the keys of many leaves at once: uint32 rows (k0, k1 of the first role, of the second, ...), W4.
 
     With (k, kx) of a seed, step and leaf, k0 is k | 1, and k1 is the second word of (k, kx) and the role.
