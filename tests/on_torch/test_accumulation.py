@@ -92,17 +92,6 @@ def test_words_are_those_of_the_index_past_the_first_piece(accumulate, layout):
     assert torch.equal(w.grad, hs.round_to(rows[0].float() + rows[1].float(), "bfloat16", words))
 
 
-@pytest.mark.slow
-def test_compiled_sums_have_the_bits_of_eager_ones(accumulate):
-    sums = []
-    for compile in (False, True):
-        small, large = (torch.nn.Parameter(torch.zeros(n, dtype=torch.bfloat16)) for n in (5000, 70_001))
-        handle = accumulate([("a", small), ("b", large)], compile=compile)
-        sums.append([add_up(p, gradients(4, p.numel())) for p in (small, large)])
-        handle.remove()
-    assert all(torch.equal(*pair) for pair in zip(*sums, strict=True))
-
-
 def test_removed_hooks_leave_plain_addition(p):
     rows = gradients(5, p.numel())
     plain = add_up(p, rows).clone()

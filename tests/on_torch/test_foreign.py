@@ -42,16 +42,6 @@ def test_the_words_and_the_weights_are_those_of_our_own_rule():
     assert equal(train(ours, own, 3), train(theirs, wrapped, 3))
 
 
-@pytest.mark.slow
-def test_a_compiled_rounding_has_the_bits_of_an_eager_one():
-    runs = []
-    for compile in (False, True):
-        model = net()
-        optimizer = hs.round_weights(torch.optim.AdamW(model.parameters(), lr=1e-3), compile=compile)
-        runs.append(train(model, optimizer, 3))
-    assert equal(*runs)
-
-
 @pytest.mark.parametrize("shape", [(3, 5, 7), (300, 257), (1 << 18,), (), (0, 4)])
 def test_words_are_those_of_the_row_major_index_in_any_shape(shape):
     """In rows of 256, of memory in another order too; one of more elements than are rounded at once."""

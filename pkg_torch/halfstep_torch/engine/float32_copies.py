@@ -1,6 +1,7 @@
 """float32 copies of 16-bit weights and gradients, from which the weights are rounded.
 
-Copies lie in rows, next to each other; a row has elements of one parameter. So one kernel rounds them all.
+Copies lie in rows, next to each other; a row has elements of one parameter. So plain torch rounds them all
+together, and one call of a kernel does.
 """
 
 import itertools
@@ -10,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.random_words import GOLDEN_RATIO
+from halfstep.random_words import GOLDEN_RATIO, Role
+from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.for_each import for_each
+from halfstep_torch.engine.in_place import rounding, run_kernel
+from halfstep_torch.engine.plain import piece_length
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import as_int32, mixed_words
 from halfstep_torch.numbers.rounding import round_value
 
 _WIDTH = 256
-# Elements that are rounded at once in eager mode: on a CPU, temporaries must stay in a cache.
-_PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 22
-_SCRATCH = 1 << 20
 
 
 class Float32Copies:
@@ -38,6 +39,7 @@ class Float32Copies:
 
     def __init__(self, params: Sequence[Tensor], memory: dict[torch.device, list[Tensor]]) -> None:
         self._params = list(params)
+        self._windows = [Window.full(tuple(param.shape)) for param in params]
         device = params[0].device
         lengths = [-(-param.numel() // _WIDTH) for param in params]
         count, kept = sum(lengths), memory.get(device)
@@ -68,14 +70,35 @@ class Float32Copies:
         Args:
             caller: named in messages.
             keys: int32, a row of k0 and one of k1: of each parameter the keys of its words (contract W4).
-            choice: whether it is compiled.
+            choice: whether by a kernel.
         """
+        device = self._params[0].device
+        stage = rounding(_copied, Role.PARAM, self._params[0].dtype)
+        kernel = stage.kernel(caller, choice, (), torch.float32, device)
+        if kernel is None or not all(kernel.takes(stage, window) for window in self._windows):
+            self._round_rows(keys)
+            for_each("copy_", self._params, self._rounded)
+            return
+        strided = [i for i, param in enumerate(self._params) if not param.is_contiguous()]
+        rounded = [param.detach() for param in self._params]
+        for i in strided:
+            rounded[i] = self._rounded[i]
+        pairs = list(zip(rounded, self.weights, strict=True))
+        run_kernel(kernel, stage, pairs, keys.view(np.uint32), (), self._windows)
+        for i in strided:
+            self._params[i].copy_(self._rounded[i])
+
+    def _round_rows(self, keys: np.ndarray) -> None:
         dtype, device = dtype_name(self._params[0].dtype), self._params[0].device
         rows = *self._rows, *(torch.from_numpy(x).to(device) for x in row_words(keys, *self._places))
-        count, piece = len(rows[0]), (_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE) // _WIDTH
+        count, piece = len(rows[0]), piece_length(device) // _WIDTH
         for start in range(0, count, piece):
             _round_rows(dtype, *(x[start : start + piece] for x in rows))
-        for_each("copy_", self._params, self._rounded)
+
+
+def _copied(_: Tensor, new: Tensor) -> Tensor:
+    """Return the copy, whatever the weight was."""
+    return new
 
 
 def row_places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,67 +1,171 @@
-"""Rounding a tensor in place: in pieces in eager mode, or by one compiled kernel.
+"""Rounding arrays in place that no rule steps: sums of gradients, averages, weights from float32 copies.
 
-Either way no temporary of the size of the tensor is made.
+By one call of a generated kernel, or in plain torch in pieces. Either way no temporary of the size of an
+array is made.
 """
 
+import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.random_words import leaf_id
+from halfstep.hyperparameters import Values
+from halfstep.random_words import leaf_id, word_role
 from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.engine.kernels.kernel import Kernel, kernel_of
+from halfstep_torch.engine.kernels.tables import row_of
+from halfstep_torch.engine.number_places import flat, number_places
+from halfstep_torch.engine.plain import piece_length, step_pieces
+from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import as_int32, leaf_keys, whole_words, words_at
+from halfstep_torch.numbers.op import TorchOp
+from halfstep_torch.numbers.random_words import leaf_keys
 from halfstep_torch.numbers.rounding import round_value
+from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
-# Elements of a piece. On a CPU, the temporaries of a piece must stay in a cache. Elsewhere, launching the
-# kernels of a piece must be a small part of running them.
-_PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 22
+_AHEAD = 64
 
 New = Callable[..., Tensor]
-"""From float32 pieces of tensors to the float32 value that is to be rounded."""
+"""From two float32 arrays, and numbers, to the float32 value that is to be rounded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounding(Stage):
+    """The stage x <- stochastic(new(x, y, *numbers)), by R5; in float32 nothing is rounded.
+
+    Attributes:
+        new: a function of a module, which is part of what kernels are known by.
+    """
+
+    new: New
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def run(
+        self,
+        p: Tensor,
+        u: Tensor,
+        state: Mapping[str, Tensor],
+        numbers: Sequence,
+        words: Callable,
+        op: TorchOp | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the rounded value of p and u; arguments as in `Stage.run`."""
+        value = self.new(p.to(torch.float32), u.to(torch.float32), *numbers)
+        drawn = [words(*source)(p.shape) for (source,) in self.sources]
+        return round_value(value, dtype_name(self.dtype), drawn[0] if drawn else None, saturate=False), {}
+
+    def kernel(
+        self, caller: str, choice: CompileChoice, numbers: Values, incoming: torch.dtype, device: torch.device
+    ) -> Kernel | None:
+        """Return the kernel for arrays y of a dtype, if the choice has one now."""
+        if device.type == "meta" or not choice.wants(caller, device):
+            return None
+        kernel = kernel_of(self, number_places(numbers), incoming, device)
+        return kernel if choice.has(caller, kernel) else None
+
+
+@functools.cache
+def rounding(new: New, role: int, dtype: torch.dtype) -> Rounding:
+    """Return the stage for arrays x of a dtype, with the words of a role."""
+    draws = dtype != torch.float32
+    weights = BoundWeights(NearestWeights(), dtype=dtype_name(dtype))
+    sources, roles = (((0, role, True),),) * draws, ((word_role(role),),) * draws
+    return Rounding((), sources, roles, weights, (), dtype, negates=False, applies=True, new=new)
+
+
+def words_of(seed: int, steps: Sequence[int], leaves: Sequence[str], role: int) -> np.ndarray:
+    """Return the keys of the words of leaves, each at a step: uint32, a column for each."""
+    return leaf_keys(seed, list(steps), [leaf_id(leaf) for leaf in leaves], [role]).T
+
+
+class LeafWords:
+    """The keys of a leaf's words, for several steps at once: NumPy takes as long for one as for these."""
+
+    def __init__(self, seed: int, leaf: str, role: int) -> None:
+        self._source = seed, leaf, role
+        self._first_and_made: tuple[int, np.ndarray] = 0, np.empty((2, 0), np.uint32)
+
+    def at(self, step: int) -> np.ndarray:
+        """Return the keys of a step in a column."""
+        first, made = self._first_and_made
+        if not first <= step < first + made.shape[1]:
+            seed, leaf, role = self._source
+            first, made = step, words_of(seed, range(step, step + _AHEAD), [leaf] * _AHEAD, role)
+            self._first_and_made = first, made  # both or none: the handler of a signal may raise
+        return made[:, step - first, None]
+
+
+def run_kernel(
+    kernel: Kernel,
+    stage: Rounding,
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    keys: np.ndarray,
+    numbers: Values = (),
+    windows: Sequence[Window] | None = None,
+) -> None:
+    """Round the first of each pair of row-major arrays by one call of a kernel."""
+    windows = windows or [Window.full(tuple(x.shape)) for x, _ in pairs]
+    rows = [row_of(stage, window, pair) for window, pair in zip(windows, pairs, strict=True)]
+    kernel(np.array(rows, np.int64), np.ascontiguousarray(keys), np.array([flat(numbers)], np.float32), None)
+    # A kernel writes to memory by its address: autograd must learn of it.
+    torch.autograd.graph.increment_version([x for x, _ in pairs])
 
 
 def round_in_place(
+    caller: str,
+    choice: CompileChoice,
+    stage: Rounding,
     x: Tensor,
-    others: tuple[Tensor, ...],
-    new: New,
-    seed: int,
-    step: int,
-    leaf: str,
-    role: int,
+    y: Tensor,
+    keys: np.ndarray,
+    numbers: Values = (),
     window: Window | None = None,
 ) -> None:
-    """Replace x by stochastic(new(x, others...)), by R5, with the words of its row-major indices.
+    """Round an array in place, with the words of its row-major indices.
 
-    In float32 nothing is rounded. The words are of the leaf `leaf` at `step`; `role` shares its words with no
-    other. A compiled kernel wants x of 16 bits, and all tensors in row-major order. Where x is a shard,
-    `window` is what of an array it has, and the indices are those in the array.
+    Args:
+        caller: named in messages.
+        choice: whether by a kernel.
+        stage: what is done.
+        x: the array, in any order of memory.
+        y: of its shape.
+        keys: of its words (`words_of`).
+        numbers: that `stage.new` reads.
+        window: what x is of an array; the indices are those in the array.
     """
-    k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_id(leaf)], [role])[0]).tolist()
-    name = dtype_name(x.dtype)
-    cut = window is not None and not window.is_full
-    for offset, part, *other_parts in _pieces(x, *others):
-        value = new(part.to(torch.float32), *(other.to(torch.float32) for other in other_parts))
-        words = None
-        if name != "float32" and window is not None and cut:
-            local = torch.arange(offset, offset + part.numel(), device=part.device)
-            words = words_at(k0, k1, window.indices(local)).view(part.shape)
-        elif name != "float32":
-            words = whole_words(k0, k1, part.shape, part.device, offset)
-        part.copy_(round_value(value, name, words, saturate=False))
+    window = window or Window.full(tuple(x.shape))
+    if not x.numel():
+        return
+    if x.is_contiguous() and y.is_contiguous() and x.device == y.device:
+        kernel = stage.kernel(caller, choice, numbers, y.dtype, x.device)
+        if kernel is not None and kernel.takes(stage, window):
+            run_kernel(kernel, stage, [(x, y)], keys, numbers, [window])
+            return
+    of_leaf = keys[:, 0].view(np.int32).tolist()
+    for offset, part, other in _pieces(x, y):
+
+        def indices(start: int, stop: int, offset: int = offset) -> Tensor:
+            return window.indices(torch.arange(offset + start, offset + stop, device="cpu"))
+
+        whole = part.contiguous()
+        step_pieces(stage, whole, other.to(part.device), None, {}, numbers, of_leaf, indices)
+        if whole is not part:
+            part.copy_(whole)
 
 
-def _pieces(*tensors: Tensor) -> Iterator[tuple]:
-    """Yield (row-major index of the first element, pieces of every tensor), cut along the first axis."""
-    if not tensors[0].dim():
-        tensors = tuple(x.reshape(1) if i else x.view(1) for i, x in enumerate(tensors))
-    if all(x.is_contiguous() for x in tensors):
-        tensors = tuple(x.view(-1) for x in tensors)
-    length, *rest = tensors[0].shape
-    width = math.prod(rest)
-    piece = _PIECE if tensors[0].device.type == "cpu" else _PIECE_ELSEWHERE
-    rows = max(piece // max(width, 1), 1)
-    for start in range(0, length if width else 0, rows):
-        yield start * width, *(x[start : start + rows] for x in tensors)
+def _pieces(x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (row-major index of the first element, pieces of both arrays), cut along the first axis."""
+    if x.is_contiguous() or not x.dim():
+        yield 0, x, y
+        return
+    width = math.prod(x.shape[1:])
+    rows = max(piece_length(x.device) // width, 1)
+    for start in range(0, len(x), rows):
+        yield start * width, x[start : start + rows], y[start : start + rows]

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from halfstep.random_words import Role
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.in_place import round_in_place
+from halfstep_torch.engine.in_place import LeafWords, round_in_place, rounding
 from halfstep_torch.gradients.hooks import claim, named_leaves, release
 from halfstep_torch.leaves.checks import LAST_STEP, check_grad
 from halfstep_torch.leaves.group_names import StateDict
@@ -84,6 +84,7 @@ class _Leaf:
     Attributes:
         name: of its words.
         param: the parameter.
+        words: with which its sums are rounded.
         count: gradients that it has been given.
         node: what adds to `grad` in backward; autograd itself keeps it only as long as somebody does.
         total: the sum, while the next gradient arrives.
@@ -92,6 +93,7 @@ class _Leaf:
 
     name: str
     param: Tensor
+    words: LeafWords
     count: int = 0
     node: torch.autograd.graph.Node | None = None
     total: Tensor | None = None
@@ -102,7 +104,11 @@ class GradientAccumulation:
     """The handle that `accumulate_gradients` returns."""
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], seed: int, compile: bool | str):
-        leaves = [_Leaf(name, p) for name, p in named if p.requires_grad and p.dtype != torch.float32]
+        leaves = [
+            _Leaf(name, p, _words(seed, name))
+            for name, p in named
+            if p.requires_grad and p.dtype != torch.float32
+        ]
         way_out = (
             "Call model.set_requires_gradient_sync(False) for all micro-batches but the last, under "
             "MixedPrecisionPolicy(reduce_dtype=torch.float32): the sum is then in float32."
@@ -155,8 +161,8 @@ class GradientAccumulation:
             raise
         leaf.count = min(leaf.count + 1, LAST_STEP)
         if total is not None:
-            words = self._seed, leaf.count, leaf.name, Role.ACCUMULATOR
-            round_in_place(total, (grad,), accumulate, *words)
+            stage = rounding(accumulate, Role.ACCUMULATOR, total.dtype)
+            round_in_place(_FUNCTION, self._compile, stage, total, grad, leaf.words.at(leaf.count))
             leaf.param.grad = total
 
     def remove(self) -> None:
@@ -181,7 +187,11 @@ class GradientAccumulation:
             )
         self._seed = as_seed(_FUNCTION, state_dict["seed"])
         for name, leaf in self._leaves.items():
-            leaf.count = int(counts[name])
+            leaf.count, leaf.words = int(counts[name]), _words(self._seed, name)
+
+
+def _words(seed: int, name: str) -> LeafWords:
+    return LeafWords(seed, name, Role.ACCUMULATOR)
 
 
 def accumulate(total: Tensor, g: Tensor) -> Tensor:

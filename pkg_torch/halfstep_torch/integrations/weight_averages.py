@@ -8,7 +8,8 @@ from torch import Tensor
 
 from halfstep.random_words import role_of
 from halfstep_torch.distributed.shards import local_part, window_of
-from halfstep_torch.engine.in_place import round_in_place
+from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.engine.in_place import round_in_place, rounding, words_of
 from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.leaves.names import leaf_names
 from halfstep_torch.numbers.hyperparameters import decay_rate
@@ -16,6 +17,7 @@ from halfstep_torch.numbers.moments import DecayRate, ema
 from halfstep_torch.numbers.seeds import Seed, as_seed
 
 _FUNCTION, _ROLE = "ema_params", role_of("ema")
+_CHOICE = CompileChoice(_FUNCTION, "auto")
 
 
 def ema_params(
@@ -68,17 +70,20 @@ def _average(
     params: Sequence[Tensor],
     num_averaged: Tensor | int,
 ) -> None:
-    def average_of(average: Tensor, p: Tensor) -> Tensor:
-        return ema(average, p, rate)
-
     names, step = _names(model), min(int(num_averaged), LAST_STEP)
+    rounded = []
     for average, p in zip(averages, params, strict=True):
-        if not p.is_floating_point() or not p.numel():
+        if p.is_floating_point() and p.numel():
+            _check(names, p)
+            rounded.append((average, p))
+        else:
             average.copy_(p)
-            continue
-        _check(names, p)
-        leaf, here, window = names[_place(p)], local_part(average), window_of(p)
-        round_in_place(here, (local_part(p),), average_of, seed, step, leaf, _ROLE, window=window)
+    leaves = [names[_place(p)] for _, p in rounded]
+    keys = words_of(seed, [step] * len(leaves), leaves, _ROLE)
+    for i, (average, p) in enumerate(rounded):
+        here, stage = local_part(average), rounding(ema, _ROLE, average.dtype)
+        of_leaf = keys[:, i, None]
+        round_in_place(_FUNCTION, _CHOICE, stage, here, local_part(p), of_leaf, (rate,), window_of(p))
 
 
 def _names(model: torch.nn.Module) -> dict[tuple, str]:

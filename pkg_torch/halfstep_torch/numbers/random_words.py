@@ -206,9 +206,3 @@ def whole_words(
         start = stop
     flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32, device=device)
     return flat.reshape(tuple(shape))
-
-
-def words_at(k0: int, k1: int, index: Tensor) -> Tensor:
-    """Return the int32 words of elements by their row-major indices, int64, in an array (contract W8)."""
-    high = (index >> 32).to(torch.int32) * (int(GOLDEN_RATIO) - (1 << 32))
-    return mixed_words(index.to(torch.int32) * k0 + (high + k1))
