@@ -133,3 +133,47 @@ def test_frozen_parameters_have_no_state_and_none_is_counted():
     assert report.float32 == 4 * report.size + 12 * trained
     frozen = [row for row in hs.describe(optimizer).arrays if not row.leaf.startswith("out.")]
     assert {(row.name, row.why) for row in frozen} == {("weight", "requires_grad is False")}
+
+
+class Power(hs.Rule):
+    """A rule with an operation that has no generated form where its number is none of Python's."""
+
+    exponent: float = hs.number(0.75)
+
+    def update(self, g, p, n, m, op):
+        return op.sign(g) * op.power(op.abs(g), n.exponent)
+
+
+class ByHost(hs.Rule):
+    """A rule that asks for a number of an array, which a graph has not."""
+
+    def update(self, g, p, n, m, op):
+        return op.apply(lambda x: x * float(x.reshape(-1)[0] * 0 + 2), g)
+
+
+@pytest.mark.parametrize(("rule", "operation"), [(Power(), "pow"), (ByHost(), "_local_scalar_dense")])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_the_operation_without_a_generated_form_is_named_before_the_first_step(rule, operation, clipped):
+    first = [hs.clip_by_global_norm(1.0)] if clipped else []
+    tx = hs.chain(*first, rule, hs.scale_by_learning_rate(0.1), hs.round_stochastically())
+    ends = []
+    for compile in (False, True):
+        p = torch.nn.Parameter(torch.linspace(1, 2, 300).bfloat16())
+        optimizer = hs.Optimizer([("w", p)], tx, compile=compile)
+        why = "round_stochastically" + compile * (
+            f"; plain steps, as there is no generated form of {operation}"
+        )
+        assert hs.describe(optimizer).of("w").why == why
+        step_by_ones(optimizer)
+        ends.append(p.detach())
+    assert torch.equal(*ends)
+
+
+def test_a_rule_of_ones_own_with_a_kernel_has_no_such_reason():
+    class Root(hs.Rule):
+        def update(self, g, p, n, m, op):
+            return op.sqrt(op.abs(g))
+
+    tx = hs.chain(Root(), hs.scale_by_learning_rate(0.1), hs.round_stochastically())
+    optimizer = hs.Optimizer([("w", torch.nn.Parameter(torch.ones(9).bfloat16()))], tx)
+    assert hs.describe(optimizer).of("w").why == "round_stochastically"

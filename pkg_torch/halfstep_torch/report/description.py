@@ -4,8 +4,10 @@ A format that was asked for is not what every parameter gets: small arrays stay 
 weights need no storage.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from halfstep.description import (
@@ -20,8 +22,10 @@ from halfstep.hyperparameters import Values
 from halfstep.rule import declared
 from halfstep.storage.formats import Format
 from halfstep_torch.distributed.shards import is_sharded, window_here, window_of
+from halfstep_torch.engine.kernels.kernel import missing_form
+from halfstep_torch.engine.number_places import number_places
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.links.link import Link
+from halfstep_torch.links.link import Link, is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.how_stepped import state_placements
@@ -37,7 +41,8 @@ def describe(optimizer: Optimizer) -> Description:
     """Describe every array of a run: its format, its rounding, and the reason for both.
 
     Nothing is changed, and the optimizer may be fresh: state is described as the next step will have it.
-    DTensors show the bytes of this process beside those of all.
+    Where a rule of your own has no kernel, the reason of the weight names the operation without a generated
+    form. DTensors show the bytes of this process beside those of all.
 
     Args:
         optimizer: of this package.
@@ -89,7 +94,11 @@ def _rows(
     optimizer: Optimizer, links: Sequence[tuple[Link, Values]], name: str, param: Tensor, plan: Plan
 ) -> Iterator[ArrayDescription]:
     sizes, shape = array_bytes(optimizer, param, plan), tuple(param.shape)
-    yield _weight(optimizer, name, param, plan)
+    weight = _weight(optimizer, name, param, plan)
+    if missing := _without_form(optimizer, links, param, plan):
+        why = f"{weight.why}; plain steps, as there is no generated form of {missing}"
+        weight = dataclasses.replace(weight, why=why)
+    yield weight
     for rule, index in zip(plan.rules, plan.rule_indices, strict=True) if sizes else ():
         link, h = links[index]
         arrays = set(rule.arrays)
@@ -100,6 +109,30 @@ def _rows(
         for key in sorted(arrays):
             dtype = dtype_name(plan.arrays[key].dtype)
             yield _row(name, key, shape, dtype, "", f"kept by {rule.rule.name}", [sizes[key]])
+
+
+def _without_form(
+    optimizer: Optimizer, links: Sequence[tuple[Link, Values]], param: Tensor, plan: Plan
+) -> str:
+    """Return the operation for which a user's rule has no kernel; "" if there is none, or none is wanted."""
+    if optimizer._compile.choice is False or is_frozen(optimizer, param):
+        return ""
+    for k, places in enumerate(plan.bounds):
+        stage = plan.padded_stages[k]
+        if not stage.compiles or all(is_ours(type(plan.rules[i].rule)) for i in places):
+            continue
+        of_stage = (links[plan.rule_indices[i]] for i in places)
+        numbers = tuple(_first_numbers(link, h) for link, h in of_stage)
+        incoming = torch.float32 if k else param.dtype
+        if missing := missing_form(stage, number_places(numbers), incoming, param.device):
+            return missing
+    return ""
+
+
+def _first_numbers(link: Link, h: Values) -> Values:
+    """Return numbers of a first step, as if the norm of all gradients was 1."""
+    measured = link.measure(h, lambda exact: torch.ones(2)) if link.measures else None
+    return link.step_numbers(h, 1, measured)
 
 
 def _weight(optimizer: Optimizer, name: str, param: Tensor, plan: Plan) -> ArrayDescription:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from halfstep.hyperparameters import Values
 from halfstep.kernels.c_driver import FIELDS
-from halfstep.kernels.graph import NoGeneratedForm
+from halfstep.kernels.c_source import c_source
+from halfstep.kernels.graph import Graph, NoGeneratedForm
 from halfstep.kernels.simplify import simplified
+from halfstep.kernels.triton_source import triton_source
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.kernels.c_kernel import CKernel
 from halfstep_torch.engine.kernels.trace import measured, trace
@@ -153,10 +155,26 @@ def generated(
     stage: Stage, places: Values, incoming: torch.dtype, device: torch.device, *, norms: bool
 ) -> CKernel | TritonKernel:
     """Trace a stage and generate its kernel for a device: the one that updates, or that of norms."""
-    on_cpu = device.type == "cpu"
-    graph = trace(stage if on_cpu else in_powers_of_two(stage), places, incoming)
-    graph = simplified(measured(graph) if norms else graph)
-    return CKernel(graph) if on_cpu else TritonKernel(graph, stage, device)
+    graph = _graph_of(stage, places, incoming, device, norms)
+    return CKernel(graph) if device.type == "cpu" else TritonKernel(graph, stage, device)
+
+
+def _graph_of(
+    stage: Stage, places: Values, incoming: torch.dtype, device: torch.device, norms: bool
+) -> Graph:
+    graph = trace(stage if device.type == "cpu" else in_powers_of_two(stage), places, incoming)
+    return simplified(measured(graph) if norms else graph)
+
+
+@functools.cache
+def missing_form(stage: Stage, places: Values, incoming: torch.dtype, device: torch.device) -> str:
+    """Return the operation of a stage that has no generated form, or ""; no compiler is started."""
+    try:
+        graph = _graph_of(stage, places, incoming, device, norms=False)
+        _ = c_source(graph) if device.type == "cpu" else triton_source(graph, exact_by_ptx=False)
+    except NoGeneratedForm as error:
+        return str(error)
+    return ""
 
 
 @functools.cache

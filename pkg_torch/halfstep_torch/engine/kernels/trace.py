@@ -177,7 +177,10 @@ class _Tracer(TorchDispatchMode):
             made = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
             self.set(made, self.of(args[0]))
             return made
-        out = func(*(x.to("meta") if isinstance(x, Tensor) else x for x in args), **kwargs)
+        try:
+            out = func(*(x.to("meta") if isinstance(x, Tensor) else x for x in args), **kwargs)
+        except RuntimeError as error:  # as of `bool(x)` and `x.item()`, where there are no numbers
+            raise NoGeneratedForm(name) from error
         if not isinstance(out, Tensor):
             raise NoGeneratedForm(name)
         in_place = (name.endswith("_") and not name.startswith("_")) or name.startswith("__i")
@@ -223,7 +226,7 @@ class _Tracer(TorchDispatchMode):
             raise NoGeneratedForm(f"{name} with options")
         if name == "reciprocal":
             return self.node("div", (1.0, self.of(args[0])), out)
-        if name == "square" or (name == "pow" and args[1] == 2):
+        if name == "square" or (name == "pow" and not isinstance(args[1], Tensor) and args[1] == 2):
             return self.node("mul", (self.of(args[0]),) * 2, out)
         if name == "pow":
             raise NoGeneratedForm(name)
