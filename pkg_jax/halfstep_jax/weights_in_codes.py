@@ -7,6 +7,8 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from halfstep.rules.adamw_in_codes import AdamWInCodes
@@ -82,6 +84,20 @@ def stored_params(state: Tree) -> Tree:
     scales = {} if isinstance(found[0].param_scale, optax.EmptyState | jax.Array) else found[0].param_scale
     nodes = [StoredParam(codes, scales.get(name)) for name, codes in named_leaves(found[0].param)]
     return jax.tree.structure(found[0].param).unflatten(nodes)
+
+
+def stored_as(p: jax.Array, stored: StoredParam) -> StoredParam:
+    """Return the weight p in codes, with new ones in rows that were changed since they were stored."""
+    p, kept = jnp.asarray(p), stored.decode()
+    if stored.scale is None:
+        return StoredParam(p)
+    # After a step a weight may be some units in the last place beside its code (contract P8).
+    unit = jnp.maximum(jnp.abs(p), jnp.abs(kept)).max(-1, keepdims=True) * np.float32(2.0**-20)
+    changed = ~(jnp.abs(p - kept) <= unit).all(-1, keepdims=True)
+    new = Format.of(INT8).encode(p, None)
+    assert new.scale is not None
+    codes = jnp.where(changed, new.codes, stored.codes)
+    return StoredParam(codes, jnp.where(changed.reshape(stored.scale.shape), new.scale, stored.scale))
 
 
 def decode_params(stored: Tree, dtype: DType = "float32") -> Tree:

@@ -21,10 +21,12 @@ from halfstep.checkpoint.state_file import (
     read_state_file,
     write_state_file,
 )
+from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.storage.format_tag import check_tags, new_tag
+from halfstep_jax.weights_in_codes import StoredParam, stored_as
 
 _HINT = "Pass the params, the state and the transform of one run."
 
@@ -69,7 +71,7 @@ def save_state(
 def state_file_of(caller: str, params, state, tx) -> tuple[Header, dict[str, FileArray]]:
     """Return the header and the arrays of a state file: what `save_state` writes."""
     state_slots, weights = slots_of(tx, params), _weights(caller, params)
-    leaves = _leaves_of(caller, state_slots, state)
+    leaves = _as_params_are(_leaves_of(caller, state_slots, state), state_slots, weights)
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p, False) for leaf, p in weights.items()}
     formats, known = {}, {"count": {}, "seed": {}}
     for slot, x in zip(state_slots.slots, leaves, strict=True):
@@ -157,6 +159,20 @@ def _leaves_of(caller: str, state_slots: Slots, state) -> list[Tree]:
                 f"{caller}: {slot.name or slot.kind} is {x.dtype}{list(x.shape)}, tx makes it "
                 f"{due.dtype}{list(due.shape)}. {_HINT}"
             )
+    return leaves
+
+
+def _as_params_are(leaves: list[Tree], state_slots: Slots, weights: Header) -> list[Tree]:
+    """Return the leaves of a state; weights in codes that are changed in params have new codes (P8)."""
+    own = {i for i, entry in enumerate(state_slots.entries) if entry.name == AdamWInCodes.name}
+    places = {slot.name: i for i, slot in enumerate(state_slots.slots) if not own.isdisjoint(slot.entries)}
+    leaves = list(leaves)
+    for leaf, p in weights.items():
+        found = [places[name] for name in (f"param/{leaf}", f"param_scale/{leaf}") if name in places]
+        if found:
+            stored = stored_as(p, StoredParam(*(leaves[i] for i in found)))
+            for i, x in zip(found, (stored.codes, stored.scale), strict=False):
+                leaves[i] = x
     return leaves
 
 

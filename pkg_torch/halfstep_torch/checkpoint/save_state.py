@@ -15,6 +15,7 @@ from halfstep.checkpoint.header import Recipe, check_names, make_header, paired,
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep.hyperparameters import Values
 from halfstep_torch.checkpoint.recipe import arrays_of, idle_places, recipe_of
+from halfstep_torch.checkpoint.weights_in_codes import weights_of_the_model
 from halfstep_torch.distributed.agreement import Attempt, agree
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole
 from halfstep_torch.distributed.shards import is_sharded, local_part, window_of
@@ -98,6 +99,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
                 "which the file does not hold. Save it apart, or use state_dict()."
             )
         recipes[leaf] = recipe_of(plan, links, int(state["step"]))
+        state = {**state, **weights_of_the_model(param, plan, state)}
         for key, field, label in arrays_of(plan):
             name = f"{field}/{leaf}"
             arrays[name] = _file_array(caller, name, state[key], writes, codes=True)

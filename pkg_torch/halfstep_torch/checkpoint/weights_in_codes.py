@@ -12,12 +12,13 @@ from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep.storage.moment_formats import INT8
 from halfstep_torch.distributed.collectives import gather_whole
 from halfstep_torch.distributed.shards import is_sharded
+from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import between_steps
 from halfstep_torch.leaves.group_names import given_names
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.slots import new_state
 from halfstep_torch.storage.formats import Encoded, Format
-from halfstep_torch.storage.stored_moment import scale_key
+from halfstep_torch.storage.stored_moment import Arrays, scale_key
 
 _CODES, _SCALE = "param", scale_key("param")
 
@@ -79,17 +80,27 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
     optimizer.check_loaded()
     given, stored = given_names(optimizer.param_groups), {}
     for name, (leaf, param, plan) in zip(given, optimizer.plans(), strict=True):
-        if any(rule.rule.name == AdamWInCodes.name for rule in plan.rules):
-            state = optimizer.state.get(param, {})
-            state = state if "step" in state else new_state(param, plan)
-            arrays = [state[key] for key in (_CODES, _SCALE) if key in state]
-            *arrays, w = gather_whole([*arrays, param]) if is_sharded(param) else [*arrays, param]
-            stored[name or leaf] = _as_the_model_has_it(StoredParam(*arrays), w.detach())
+        state = optimizer.state.get(param, {})
+        state = state if "step" in state else new_state(param, plan)
+        if arrays := weights_of_the_model(param, plan, state):
+            stored[name or leaf] = StoredParam(*arrays.values())
     if not stored:
         raise ValueError(
             'stored_params: the optimizer holds no weights in codes. Pass AdamW(..., param_storage="int8").'
         )
     return stored
+
+
+def weights_of_the_model(param: Tensor, plan: Plan, state: Arrays) -> dict[str, Tensor]:
+    """Return the codes and the scales of a weight as the model has it, whole; nothing if there are none."""
+    if not any(rule.rule.name == AdamWInCodes.name for rule in plan.rules):
+        return {}
+    keys = [key for key in (_CODES, _SCALE) if key in state]
+    arrays = [*(state[key] for key in keys), param]
+    *arrays, w = gather_whole(arrays) if is_sharded(param) else arrays
+    stored = _as_the_model_has_it(StoredParam(*arrays), w.detach())
+    found = (x for x in (stored.codes, stored.scale) if x is not None)
+    return dict(zip(keys, found, strict=True))
 
 
 def _as_the_model_has_it(stored: StoredParam, w: Tensor) -> StoredParam:
