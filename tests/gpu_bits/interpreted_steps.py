@@ -1,8 +1,8 @@
 """Steps by the Triton text itself, in Triton's interpreter: `python -m gpu_bits.interpreted_steps NAME...`
 
-Prints of each case in `on_torch.kernel_steps` how many launches there were, and how its arrays differ from
-those of plain steps. TRITON_INTERPRET=1 must be set before Triton is imported. That interpreter converts two
-things otherwise than a GPU, so they are not in this comparison:
+Prints of each case in `on_torch.kernel_steps`, and of `round_weights`, how many launches there were, and how
+its arrays differ from those of plain steps. TRITON_INTERPRET=1 must be set before Triton is imported. That
+interpreter converts two things otherwise than a GPU, so they are not in this comparison:
 
 - float32 to bfloat16 is truncated. Here integers round to nearest instead.
 - infinities and NaN to float8 become numbers. Steps with float8 have neither.
@@ -14,6 +14,9 @@ import sys
 import unittest.mock
 import warnings
 
+import torch
+
+import halfstep_torch as hs
 from halfstep.kernels.simplify import simplified
 from halfstep.kernels.triton_source import triton_source
 from halfstep_torch.engine.kernels import kernel, norm_kernel, triton_kernel
@@ -30,6 +33,13 @@ def nearest(x):
     b = tl.where(x != x, 0x7FC0, (b + 0x7FFF + ((b >> 16) & 1)) >> 16)
     return b.to(tl.uint16).to(tl.bfloat16, bitcast=True)
 """
+
+
+def copies(params, compile):
+    return hs.round_weights(torch.optim.SGD(params, lr=0.1), compile=compile)
+
+
+CASES = MAKES | {"copies": copies}
 
 
 class Interpreted(triton_kernel.TritonKernel):
@@ -65,9 +75,9 @@ def compared(name: str) -> dict:
     )
     source = patch(triton_kernel, "triton_source", _source)
     with of_norms, of_steps, source, patch(kernel, "generated", _generated):
-        ours = after_steps(MAKES[name], True, **options)
+        ours = after_steps(CASES[name], True, **options)
     try:
-        assert_same_but_for_nan(ours, after_steps(MAKES[name], False, **options))
+        assert_same_but_for_nan(ours, after_steps(CASES[name], False, **options))
     except AssertionError as error:
         return {"launches": Interpreted.launches - before, "difference": str(error)}
     return {"launches": Interpreted.launches - before, "difference": ""}

@@ -32,7 +32,7 @@ _RATE, _DECAY = 0.3, 0.1
 
 NOT_EXECUTED = {
     "torch: norms of whole parameters (LAMB, clipping), rows of NorMuon": "eager, by the CPU's own kernels",
-    "torch: gradient accumulation, averages of weights": "eager",
+    "torch: gradient accumulation, averages of weights": "one operation more than `round_weights`",
     "Muon's factor": "compared by its norm (A14), and bits are not promised: a step is given one",
     "Muon, of a gradient with NaN or infinity": "its factor would be NaN, and torch refuses the step",
     "LAMB16": "its power is compared within bounds (L4), and bits are not promised",

@@ -17,6 +17,7 @@ NAMES = [
     "Lamb",
     "Lamb16",
     "clipped",
+    "copies",
 ]
 
 
