@@ -12,21 +12,21 @@ from halfstep.public_names import name_by_package
 from halfstep.random_words import Role, leaf_id
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.version import __version__ as __version__
-from halfstep_jax.cast import cast_params
 from halfstep_jax.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_jax.checkpoint.optax_state import from_optax, to_optax
 from halfstep_jax.checkpoint.save_state import load_state, save_state
-from halfstep_jax.config import from_config
-from halfstep_jax.description import describe
-from halfstep_jax.diagnosis import diagnose
+from halfstep_jax.checkpoint.weights_in_codes import StoredParam, decode_params, stored_params
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
-from halfstep_jax.in_shard_map import in_shard_map
-from halfstep_jax.memory_report import memory_report
-from halfstep_jax.monitor import Monitor
+from halfstep_jax.integrations.config import from_config
+from halfstep_jax.meshes.in_shard_map import in_shard_map
+from halfstep_jax.meshes.state_shardings import state_shardings
 from halfstep_jax.numbers.random_words import random_words
 from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.numbers.schedules import ScheduleState
-from halfstep_jax.rule_check import check_rule
+from halfstep_jax.report.description import describe
+from halfstep_jax.report.diagnosis import diagnose
+from halfstep_jax.report.memory_report import memory_report
+from halfstep_jax.report.monitor import Monitor
 from halfstep_jax.rules.adafactor import (
     adafactor,
     clip_by_block_rms,
@@ -49,6 +49,7 @@ from halfstep_jax.rules.muon import (
     scale_by_muon,
 )
 from halfstep_jax.rules.rms import scale_by_rms
+from halfstep_jax.rules.rule_check import check_rule
 from halfstep_jax.rules.schedule_free import scale_by_schedule_free
 from halfstep_jax.rules.skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from halfstep_jax.rules.store_state import StoreStateState, store_state
@@ -56,12 +57,12 @@ from halfstep_jax.rules.trace import TraceState, sgd, trace
 from halfstep_jax.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.schedule_free import schedule_free_adamw, schedule_free_eval_params
-from halfstep_jax.state_shardings import state_shardings
 from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.relative import relative
 from halfstep_jax.storage.state_dtypes import codebook, scaled
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weight_averages import EmaParamsState, ema_params
+from halfstep_jax.weights.cast import cast_params
 from halfstep_jax.weights.cast_updates import cast_updates
 from halfstep_jax.weights.chain_check import chain, check_chain
 from halfstep_jax.weights.narrow_weights import (
@@ -78,7 +79,6 @@ from halfstep_jax.weights.wide_weights import (
     keep_master_params,
     split_params,
 )
-from halfstep_jax.weights_in_codes import StoredParam, decode_params, stored_params
 
 __all__ = [
     "AccumulateGradientsState",

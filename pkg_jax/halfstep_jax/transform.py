@@ -28,13 +28,13 @@ from halfstep.storage.moment_formats import (
 from halfstep_jax.leaf_calls import Tree, call_per_shape
 from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report, say_what_is_not_checked
+from halfstep_jax.meshes.placement import placed_as
 from halfstep_jax.numbers.hyperparameters import check_static
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.numbers.shared_keys import share_keys, shared_zero, unshared_keys
-from halfstep_jax.placement import placed_as
 from halfstep_jax.rule import (
     RoundedWeight,
     StepKeys,

@@ -28,7 +28,7 @@ from halfstep.memory import RECIPES, bytes_per_weight, count_of, memory_table
 from halfstep.version import __version__
 
 T = TypeVar("T")
-_MACHINES = {"jax": "halfstep_jax.machine", "torch": "halfstep_torch.report.machine"}
+_MACHINES = {"jax": "halfstep_jax.report.machine", "torch": "halfstep_torch.report.machine"}
 _DISTRIBUTIONS = {"jax": ("jax", "jaxlib", "optax"), "torch": ("torch",), "": ("numpy", "ml_dtypes")}
 # Enough elements for block scales, in blocks that the last axis does not divide.
 _SHAPE, _STEPS, _LEAF = (50, 100), 10, "layer/kernel"

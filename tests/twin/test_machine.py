@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import halfstep.__main__ as command
-import halfstep_jax.machine
+import halfstep_jax.report.machine
 import halfstep_torch.report.machine
 from halfstep.kernels.build import find_cc
 
-MACHINES = (halfstep_jax.machine, halfstep_torch.report.machine)
+MACHINES = (halfstep_jax.report.machine, halfstep_torch.report.machine)
 
 
 def test_every_recipe_is_tried():

@@ -16,9 +16,9 @@ from halfstep.checkpoint.state_alone import replace_state, state_bytes
 from halfstep.config import read_config
 from halfstep.hyperparameters import Arguments
 from halfstep_jax.checkpoint.save_state import load_state, save_state
-from halfstep_jax.config import from_config
+from halfstep_jax.integrations.config import from_config
 from halfstep_jax.leaf_calls import Tree
-from halfstep_jax.state_shardings import state_shardings
+from halfstep_jax.meshes.state_shardings import state_shardings
 
 _CALLER = "KerasOptimizer"
 

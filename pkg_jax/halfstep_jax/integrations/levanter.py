@@ -5,7 +5,7 @@ import dataclasses
 import optax
 from levanter.optim import OptimizerConfig  # pyright: ignore[reportMissingImports]
 
-from halfstep_jax.config import from_config
+from halfstep_jax.integrations.config import from_config
 
 
 @OptimizerConfig.register_subclass("halfstep")

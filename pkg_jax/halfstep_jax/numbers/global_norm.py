@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.meshes.placement import with_auto_axes
 from halfstep_jax.numbers.norms import AxisNames, Norms, cut_axes, over_axes, power_of_two
 from halfstep_jax.numbers.roots import sqrt
-from halfstep_jax.placement import with_auto_axes
 
 _INFINITY = np.uint32(0x7F800000)
 _MANTISSA = np.uint32(0x7FFFFF)

@@ -30,9 +30,9 @@ from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
+from halfstep_jax.meshes.placement import cut_as, whole_along
 from halfstep_jax.numbers.hyperparameters import check_static
 from halfstep_jax.numbers.newton_schulz import newton_schulz
-from halfstep_jax.placement import cut_as, whole_along
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import links_of
 from halfstep_jax.rules.weight_decay import Mask

@@ -16,7 +16,7 @@ from jax.core import Tracer
 
 from halfstep.storage import formats as shared
 from halfstep_jax.leaf_calls import Tree
-from halfstep_jax.placement import with_auto_axes
+from halfstep_jax.meshes.placement import with_auto_axes
 from halfstep_jax.storage.base_codes import Codes, Mask
 from halfstep_jax.storage.blocks import (
     block_maximum,

@@ -8,7 +8,7 @@ from jax.sharding import Sharding
 
 from halfstep.memory_report import GRADIENTS, WEIGHTS, MemoryReport
 from halfstep_jax.leaf_calls import Tree
-from halfstep_jax.state_shardings import state_shardings
+from halfstep_jax.meshes.state_shardings import state_shardings
 
 
 def memory_report(tx: optax.GradientTransformation, params: Tree, shardings: Tree = None) -> MemoryReport:

@@ -6,7 +6,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves, with_prefix
-from halfstep_jax.placement import placed_like
+from halfstep_jax.meshes.placement import placed_like
 
 
 def state_shardings(tx: optax.GradientTransformation, params: Tree, shardings: Tree) -> Tree:

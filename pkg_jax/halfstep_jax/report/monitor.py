@@ -14,10 +14,10 @@ from halfstep.diagnosis import Ends
 from halfstep.monitor import corner, say
 from halfstep.rules.fed_back import rate_that_rose
 from halfstep.weight_storage import FED_BACK
-from halfstep_jax.description import describe, leaf_at_end, weights_that_links_store
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS
+from halfstep_jax.report.description import describe, leaf_at_end, weights_that_links_store
+from halfstep_jax.report.moment_probe import NARROW, PAIRS, SUMS
 from halfstep_jax.storage.ends import count_at_ends, moment_pairs
 from halfstep_jax.storage.format_tag import check_tags
 from halfstep_jax.weights.chain_check import chain_fault

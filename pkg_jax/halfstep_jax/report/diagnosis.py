@@ -13,12 +13,12 @@ import optax
 
 from halfstep.diagnosis import Count, Diagnosis, Wording, diagnosis_of
 from halfstep.hyperparameters import Arguments
-from halfstep_jax.description import weights_that_links_store
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import check_params, named_leaves
-from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments, nonfinite_moments
 from halfstep_jax.numbers.global_norm import global_norm
+from halfstep_jax.report.description import weights_that_links_store
+from halfstep_jax.report.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments, nonfinite_moments
 from halfstep_jax.storage.format_tag import check_tags
 from halfstep_jax.watched_updates import WatchedUpdates, watching
 from halfstep_jax.weights.chain_check import as_stepped, chain_fault

@@ -11,9 +11,9 @@ import optax
 from halfstep.description import ArrayDescription
 from halfstep.diagnosis import Count, MomentDiagnosis, MomentTally
 from halfstep_jax.checkpoint.link_moments import moments_of
-from halfstep_jax.description import describe
 from halfstep_jax.leaves import HELD_BY_FLOAT32, named_leaves
 from halfstep_jax.link_reports import Inside, state_map
+from halfstep_jax.report.description import describe
 from halfstep_jax.rules.store_state import StoreStateState
 from halfstep_jax.storage.ends import count_at_ends, moment_pairs
 from halfstep_jax.storage.formats import Encoded

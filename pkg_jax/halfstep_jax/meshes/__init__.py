@@ -1,0 +1,1 @@
+"""Weights and state on meshes."""

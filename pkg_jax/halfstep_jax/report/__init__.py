@@ -1,0 +1,1 @@
+"""Looking into a run: formats, bytes, and updates that are lost."""
