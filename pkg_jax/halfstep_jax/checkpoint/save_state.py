@@ -23,10 +23,10 @@ from halfstep.checkpoint.state_file import (
 )
 from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
+from halfstep_jax.checkpoint.weights_in_codes import StoredParam, stored_as
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.storage.format_tag import check_tags, new_tag
-from halfstep_jax.weights_in_codes import StoredParam, stored_as
 
 _HINT = "Pass the params, the state and the transform of one run."
 
