@@ -69,6 +69,7 @@ def _moments(mu, nu, rounding: str = "stochastic", **others) -> dict:
 
 
 BF16 = _moments("bfloat16", "bfloat16")
+UNSIGNED = _moments("bfloat16", "ufloat16_e7m9")
 F32 = _moments("float32", "float32")
 FP8 = _moments(_scaled("float8_e4m3fn"), _scaled("ufloat8_e5m3"), mu_rounding="stochastic")
 FP8_E4M3 = (_scaled("float8_e4m3fn"), _scaled("float8_e4m3fn"))
@@ -89,6 +90,7 @@ ROWS = (
     Row("float32, float32", options=F32),
     Row("float32; mu bf16, nu scaled fp16", options=_moments("bfloat16", _scaled("float16"))),
     Row("float32; bf16", options=BF16),
+    Row("float32; mu bf16, nu ufloat16_e7m9", options=UNSIGNED),
     Row("float32; bf16 nearest", options=_moments("bfloat16", "bfloat16", NEAREST)),
     Row("float32; one_pass: mulaw8, uroot4_e4m4", options=dict(hs.recipes.one_pass)),
     Row("float32; eight_bit: relative e3m4 with feedback, uroot8", options=EIGHT),
@@ -119,10 +121,12 @@ ROWS = (
     Row("bf16 split16; float32", "bfloat16", {**F32, "param_storage": "split16"}),
     Row("bf16 split8; float32", "bfloat16", {**F32, "param_storage": "split8"}),
     Row("bf16 split8; bf16", "bfloat16", {**BF16, "param_storage": "split8"}),
+    Row("bf16 split8; mu bf16, nu ufloat16_e7m9", "bfloat16", {**UNSIGNED, "param_storage": "split8"}),
     Row("bf16 compensated; float32", "bfloat16", {**F32, "param_storage": "compensated"}),
     Row("bf16 compensated; bf16", "bfloat16", {**BF16, "param_storage": "compensated"}),
     Row("bf16 stochastic; float32", "bfloat16", F32),
     Row("bf16 stochastic; bf16", "bfloat16", BF16),
+    Row("bf16 stochastic; mu bf16, nu ufloat16_e7m9", "bfloat16", UNSIGNED),
     Row("bf16 stochastic; one_pass", "bfloat16", dict(hs.recipes.one_pass)),
     Row("bf16 stochastic; eight_bit", "bfloat16", EIGHT),
     Row("bf16 stochastic; four_bit", "bfloat16", FOUR),

@@ -46,6 +46,7 @@ def _plain(dtype: str) -> Format:
 
 FORMATS = {
     "bfloat16": (_plain("bfloat16"), True),
+    "ufloat16_e7m9": (_plain("ufloat16_e7m9"), True),
     "bfloat16, nearest": (_plain("bfloat16"), False),
     "scaled float16": (_scaled("float16"), True),
     "scaled ufloat8_e5m3": (_scaled("ufloat8_e5m3"), True),
