@@ -55,6 +55,7 @@ class Launch:
         meshes: of all parameters, also of those without a gradient.
         talking: those whose processes exchange anything in the step.
         has_schedules: whether the lr of a group is a function of the step.
+        watches_rates: whether a rule depends on the largest rate of the run.
         is_new: whether it was not run since parameters were added.
     """
 
@@ -80,6 +81,7 @@ class Launch:
         links = [batch.group.links[j] for batch in batches for j in batch.plan.rule_indices]
         self._looks = any(link.measures or link.needs_finite for link in links)
         self.has_schedules = any(batch.group.choices.schedule is not None for batch in batches)
+        self.watches_rates = any(hasattr(x.rule, "peak_lr") for batch in batches for x in batch.group.links)
         self._wholes = [batch for batch in batches if has_memory(batch.slots[0].param)]
         for batch in self._wholes:
             batch.grad_addresses = None
@@ -139,7 +141,8 @@ class Launch:
             steps = self._counts.next()
         except Exception:  # what is wrong with it, the build says
             reading = None
-        if reading is None or steps[self._places].min() < 1 or not self._stay():
+        stay = not self._actions or all([action.stays() for action in self._actions])
+        if reading is None or steps[self._places].min() < 1 or not stay:
             self._lacks = False
             return False
         self._set_steps(steps)
@@ -147,9 +150,6 @@ class Launch:
             for batch, order in zip(self.batches, self._orders, strict=True):
                 batch.grad_addresses = reading.addresses[order]
         return not self._lacks
-
-    def _stay(self) -> bool:
-        return not self._actions or all(action.stays() for action in self._actions)
 
     def _take(self, has: list[bool]) -> bool:
         """Choose the known ones of other parameters with a gradient; return False if this cannot be."""
@@ -229,7 +229,8 @@ class Launch:
             check_finite(optimizer._name, self.batches)
         self._numbers = attach_numbers(self.batches, measured, self._numbers)
         for batch in self.batches:
-            if optimizer._compile.wants(optimizer._name, batch.device):
+            has_all = bool(batch.kernels) and None not in batch.kernels
+            if not has_all and optimizer._compile.wants(optimizer._name, batch.device):
                 self._find_kernels(optimizer, batch)
         attach_keys(self._sharing)
 
@@ -277,8 +278,10 @@ class Launch:
             waiting = [(walk, asked) for walk, _ in waiting if (asked := next(walk, None)) is not None]
         for action in self._actions:
             action.end()
-        for indices in (self._exchanging, *(batch.ending for batch in self.on_meta)):
-            self._counts.set(self._steps, indices)
+        if len(self._exchanging):
+            self._counts.set(self._steps, self._exchanging)
+        for batch in self.on_meta:
+            self._counts.set(self._steps, batch.ending)
 
     def forget(self) -> None:
         """Drop what was brought for this step."""

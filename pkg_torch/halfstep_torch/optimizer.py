@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import itertools
+import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,6 +15,7 @@ from halfstep.hyperparameters import Values
 from halfstep.rule import Rule
 from halfstep.rules.named import Named
 from halfstep_torch.distributed.agreement import Attempt
+from halfstep_torch.engine.batches import Measured
 from halfstep_torch.engine.byte_form import pickled, unpickled
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.counts import Counts
@@ -21,7 +24,7 @@ from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, r
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.signals import SignalsWait, between_steps, call_untraced, undisturbed, unwrapped
-from halfstep_torch.engine.step_warnings import warn_of_nothing, warn_of_step
+from halfstep_torch.engine.step_warnings import warn_of_nothing, warn_of_rates, warn_of_step
 from halfstep_torch.launch import Launch, Parameters
 from halfstep_torch.leaves.checks import check_params
 from halfstep_torch.leaves.found_names import with_names_found
@@ -40,6 +43,7 @@ from halfstep_torch.sharded.agreement import Agreement
 from halfstep_torch.sharded.exchange import meshes_of
 from halfstep_torch.sharded.streamed_state import state_home
 
+_PARAMS = operator.itemgetter("params")
 _PICKLED = ("_tx", "_compile", "_schedule", "_choices", "_home", "_half_loaded", "nameless_before")
 
 
@@ -230,12 +234,13 @@ class Optimizer(torch.optim.Optimizer):
             )
 
     def _step(self) -> None:
-        if not is_skipped(self):
+        if getattr(self, "found_inf", None) is None or not is_skipped(self):
             self.step_parameters()
 
     def check_steps(self) -> None:
         """Raise RuntimeError unless a step can go on from the state that is here."""
-        self.check_loaded()
+        if self._half_loaded:
+            self.check_loaded()
 
     def check_loaded(self) -> None:
         """Raise RuntimeError if the last load, or `set_float32_params`, failed while it copied."""
@@ -297,44 +302,73 @@ class Optimizer(torch.optim.Optimizer):
             at: under which the launch of these parameters is kept.
         """
         self.check_steps()
-        self._settle_groups()
+        if len(self.param_groups) != len(self._choices):
+            self._settle_groups()
         if parameters is None:
-            listed = [param for group in self.param_groups for param in group["params"]]
+            listed = [*itertools.chain.from_iterable(map(_PARAMS, self.param_groups))]
         else:
             listed = [param for _, _, param in parameters]
-        makes_state = parameters is None and may_make_state(self)
+        makes_state = parameters is None and not self.state and may_make_state(self)
         launch = self._launches.get(at)
-        kept, launch = launch, launch if launch is not None and launch.holds(listed, self) else None
-        agreement = self._agreement
-        agreement.begin(meshes_of(listed) if launch is None else launch.meshes, len(listed) > 1)
-        with Attempt() as attempt:
-            if launch is None or not launch.renew(self, scale_of(self)):
-                named = list(self._named()) if parameters is None else parameters
-                self._launches.pop(at, None)
-                if kept is None or not kept.extend(self, named, scale_of(self)):
-                    kept = Launch(self, named)
-                launch = self._launches[at] = kept
-                if not (launch.batches or launch.on_meta or self.state):
-                    warn_of_nothing(self, named)
-        agreement.agree_on(attempt.error, launch)
-        assert launch is not None  # else an error was raised
-        if makes_state and not agreement.any_of(launch.moves):
+        holds = launch is not None and launch.holds(listed, self)
+        scale = None if getattr(self, "grad_scale", None) is None else scale_of(self)
+        if launch is None or not holds or launch.meshes or not launch.renew(self, scale):
+            launch = self._agreed_launch(launch, holds, listed, parameters, at)
+        if makes_state and not self._agreement.any_of(launch.moves):
             return
         try:
-            show_rates, measured = [], launch.bring()
-            with Attempt() as attempt:
-                launch.prepare(self, measured)
-                show_rates = shown_rates(self, launch.counts) if launch.has_schedules else []
-                warn_of_step(self, launch.batches)
-            agreement.agree(attempt.error)
+            measured = launch.bring()
+            if launch.meshes:
+                show_rates = []
+                with Attempt() as attempt:
+                    show_rates = self._prepare(launch, measured)
+                self._agreement.agree(attempt.error)
+            else:
+                show_rates = self._prepare(launch, measured)
             # Everything that can fail has been tried: from here on, weights change.
             with SignalsWait():
                 launch.run()
                 for show_rate in show_rates:
                     show_rate()
-            launch.keep(self)
+            if launch.is_new:
+                launch.keep(self)
         finally:
             launch.forget()
+
+    def _agreed_launch(
+        self,
+        launch: Launch | None,
+        holds: bool,
+        listed: Sequence[Tensor],
+        parameters: Parameters | None,
+        at: Tensor | None,
+    ) -> Launch:
+        """Return the last launch, extended or built anew unless it `holds`; processes of a mesh agree."""
+        agreement, made = self._agreement, None
+        meshes = launch.meshes if launch is not None and holds else meshes_of(listed)
+        agreement.begin(meshes, len(listed) > 1)
+        with Attempt() as attempt:
+            if launch is not None and holds and launch.renew(self, scale_of(self)):
+                made = launch
+            else:
+                named = list(self._named()) if parameters is None else parameters
+                self._launches.pop(at, None)
+                extended = launch is not None and launch.extend(self, named, scale_of(self))
+                made = self._launches[at] = launch if launch is not None and extended else Launch(self, named)
+                if not (made.batches or made.on_meta or self.state):
+                    warn_of_nothing(self, named)
+        agreement.agree_on(attempt.error, made)
+        assert made is not None  # else an error was raised
+        return made
+
+    def _prepare(self, launch: Launch, measured: Measured) -> list[Callable[[], None]]:
+        """Try everything that can fail in a step; return what shows its learning rates."""
+        launch.prepare(self, measured)
+        show_rates = shown_rates(self, launch.counts) if launch.has_schedules else []
+        if launch.watches_rates:
+            warn_of_rates(self._name, launch.batches)
+        warn_of_step(self, launch.batches)
+        return show_rates
 
     def __getstate__(self) -> StateDict:
         fields = {name: getattr(self, name) for name in _PICKLED}

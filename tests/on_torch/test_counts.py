@@ -100,6 +100,27 @@ def test_numbers_of_a_count_are_computed_once(monkeypatch):
     assert computed == [30, 30]  # of Adam, and of the learning rate
 
 
+@pytest.mark.parametrize("name", ["AdamW", "AdEMAMix", "Adan", "Lion"])
+def test_numbers_of_coming_counts_are_those_of_each_step(name):
+    def run(*, anew: bool) -> list:
+        p = torch.nn.Parameter(torch.ones(8).bfloat16())
+        ours = getattr(hs, name)([("w", p)], lr=1e-2, compile=False)
+        for step in range(40):
+            if anew:
+                ours._launches.clear()
+            if step == 20:
+                ours.param_groups[0].update(betas=(0.8, *ours.param_groups[0]["betas"][1:]))
+            if step == 25:
+                ours.state[p]["step"].fill_(400)
+            if step > 30:
+                ours.param_groups[0]["lr"] *= 0.9
+            p.grad = torch.full_like(p, 1.0 - step)
+            ours.step()
+        return snapshot(ours)
+
+    assert_same_snapshots(run(anew=False), run(anew=True))
+
+
 @pytest.mark.parametrize("count", [-1, -1000])
 @pytest.mark.parametrize("name", ["AdamW", "eight_bit", "Lamb"])
 def test_a_negative_count_is_refused_before_any_weight_moves(name, count):

@@ -28,7 +28,8 @@ else:  # a torch without them has no DTensor either
 Placements = tuple[Placement, ...]
 """Of an array, along each dimension of a mesh."""
 
-_PLAIN = {Tensor, torch.nn.Parameter}
+PLAIN = {Tensor, torch.nn.Parameter}
+"""The classes of tensors that are no DTensor and no other subclass."""
 
 
 class _Kinds(dict):
@@ -46,11 +47,6 @@ _SHARDED = _Kinds()
 def is_sharded(x: object) -> TypeGuard[DTensor]:
     """Whether a tensor is a DTensor; a replicated one is, too."""
     return _SHARDED[type(x)]
-
-
-def are_plain(tensors: Iterable[Tensor]) -> bool:
-    """Whether no tensor is a DTensor or another subclass."""
-    return {*map(type, tensors)} <= _PLAIN
 
 
 def local_part(x: Tensor) -> Tensor:

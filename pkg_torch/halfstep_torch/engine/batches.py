@@ -167,8 +167,10 @@ class Batch:
 
     def inputs(self, k: int, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return for slots the keys, the numbers of the k-th stage by count, and whose row each reads."""
-        numbers = np.array([[*map(float, flat(x))] for x in self.stage_numbers(k).values()], np.float32)
-        keys, which = self.host_keys, None
+        rows, rules = [], self.plan.bounds[k]
+        for of_rules in self.numbers.values():
+            rows.append([*map(float, flat(of_rules[rules.start : rules.stop]))])
+        numbers, keys, which = np.array(rows, np.float32), self.host_keys, None
         if len(self.numbers) > 1:
             at = {step: i for i, step in enumerate(self.numbers)}
             which = np.array([at[self.steps[i]] for i in places], np.int32)

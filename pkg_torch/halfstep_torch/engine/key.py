@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.arrays import Array
-from halfstep_torch.distributed.shards import are_plain, local_part, sharding
+from halfstep_torch.distributed.shards import PLAIN, local_part, sharding
 from halfstep_torch.leaves.memory import is_other_view
 from halfstep_torch.storage.stored_moment import State
 
@@ -77,7 +77,7 @@ def read(
 ) -> Reading:
     """Read the key of parameters, given their gradients, their counts, and all their state arrays."""
     classes, shards = ([*map(type, weights)], [*map(type, grads)]), []
-    if not are_plain((*weights, *grads, *arrays)):
+    if not {*classes[0], *classes[1], *map(type, arrays)} <= PLAIN:
         shards = [where for where in map(sharding, (*weights, *grads)) if where]
         weights, grads, arrays = ([*map(local_part, tensors)] for tensors in (weights, grads, arrays))
     in_order = [*map(_IN_ORDER, weights)]
@@ -189,4 +189,6 @@ class KnownKey:
                 return None
         near = np.flatnonzero(np.abs(reading.addresses - self._addresses) < self._bytes).tolist()
         # A gradient that is a view of its weight is copied when the launch is built.
-        return None if any([is_other_view(reading.grads[i], reading.weights[i]) for i in near]) else reading
+        if near and any(is_other_view(reading.grads[i], reading.weights[i]) for i in near):
+            return None
+        return reading

@@ -97,8 +97,9 @@ class SignalsWait:
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            found = zip(_ALL, map(_handler_of, _ALL), strict=True)
-            self._handlers = {number: handler for number, handler in found if callable(handler)}
+            for number, handler in zip(_ALL, map(_handler_of, _ALL), strict=True):
+                if callable(handler):
+                    self._handlers[number] = handler
             try:
                 for number in self._handlers:
                     signal.signal(number, self._keep)

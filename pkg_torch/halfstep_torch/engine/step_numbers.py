@@ -1,20 +1,27 @@
 """The inputs of kernels that change with each step: numbers and random keys. Contract: A4, W3, W4."""
 
+import itertools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from halfstep.hyperparameters import Values
 from halfstep.random_words import leaf_id
 from halfstep_torch.engine.batches import Batch, Measured
 from halfstep_torch.engine.number_places import flat, number_places, unflat  # noqa: F401
 from halfstep_torch.engine.plan import Stream
+from halfstep_torch.links.link import Link, is_ours
 from halfstep_torch.numbers.random_words import as_int32, leaf_keys
 from halfstep_torch.numbers.schedules import Scheduled
 
 # Leaves, counted anew for each step, whose keys are made at once.
 _KEYS = 1 << 10
+# Counts whose numbers are computed at once, and at most kept.
+_AHEAD, _KEPT = 16, 256
+_STEPS = operator.attrgetter("steps")
 
 
 Numbers = dict[tuple[int, int], tuple[Values, dict[int, Values]]]
@@ -24,27 +31,46 @@ Numbers = dict[tuple[int, int], tuple[Values, dict[int, Values]]]
 def attach_numbers(batches: Sequence[Batch], measured: Measured, known: Numbers) -> Numbers:
     """Set the numbers of each rule in batches, also those that depend on all gradients; return them.
 
-    What is `known` of the step before is not computed again: where counts differ, most are one more than
-    another's.
+    What is `known` of steps before is not computed again: where counts differ, most are one more than
+    another's. Where they do not, the numbers of a few counts are computed at once.
     """
     now: Numbers = {}
     for batch in batches:
-        group, numbers = batch.group, {step: [] for step in batch.steps}
+        group, numbers = batch.group, {}
+        for step in set(batch.steps):
+            numbers[step] = []
         for j in batch.plan.rule_indices:
             link, h, at = group.links[j], group.values[j], (group.index, j)
-            before, of_counts = known.get(at, (None, {}))
-            of_counts = of_counts if before == h and not link.measures else {}
-            _, kept = now.setdefault(at, (h, {}))
-            counts = link.counts or Scheduled in map(type, h)
+            if at not in now:
+                before, of_counts = known.get(at, (None, {}))
+                now[at] = h, of_counts if before == h and not link.measures else {}
+            of_counts, follows = now[at][1], Scheduled in map(type, h)
             for step, of_rules in numbers.items():
-                place = step if counts else 0
-                if place in of_counts:
-                    kept[place] = of_counts[place]
-                elif place not in kept:
-                    kept[place] = link.step_numbers(h, step, measured.get(at))
-                of_rules.append(kept[place])
+                place = step if follows or link.counts else 0
+                if place not in of_counts:
+                    again = bool(of_counts) and len(numbers) == 1 and not follows
+                    _compute(link, h, step, measured.get(at), place, of_counts, again)
+                of_rules.append(of_counts[place])
         batch.numbers = numbers
     return now
+
+
+def _compute(
+    link: Link,
+    h: Values,
+    step: int,
+    measured: Mapping[str, Tensor] | None,
+    place: int,
+    of_counts: dict[int, Values],
+    again: bool,
+) -> None:
+    """Add the numbers of a step to those of a link, and of steps to come if the link was asked `again`."""
+    if len(of_counts) > _KEPT:
+        of_counts.clear()
+    of_counts[place] = link.step_numbers(h, step, measured)
+    # Rules of others may refuse a count that no step reaches.
+    if again and link.counts and is_ours(type(link.rule)):
+        of_counts.update({later: link.step_numbers(h, later) for later in range(step + 1, step + _AHEAD)})
 
 
 def stream_keys(streams: Sequence[Stream], steps: Sequence[int], names: Sequence[str]) -> np.ndarray:
@@ -138,7 +164,7 @@ def some_sharing(all_sharing: Iterable[Sharing], parts: Mapping[int, Batch]) -> 
 def attach_keys(sharing: Iterable[Sharing]) -> None:
     """Set the keys of the random words in batches."""
     for keys, batches in sharing:
-        columns, start = keys.at([step for batch in batches for step in batch.steps]), 0
+        columns, start = keys.at([*itertools.chain.from_iterable(map(_STEPS, batches))]), 0
         for batch in batches:
             stop = start + len(batch.slots)
             batch.host_keys, start = columns[:, start:stop], stop

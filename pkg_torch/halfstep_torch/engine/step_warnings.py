@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -23,8 +24,11 @@ from halfstep_torch.say_once import Advice, say_once
 from halfstep_torch.storage.ends import count_at_ends
 from halfstep_torch.weights.weight_rule import NearestWeights
 
-_COUNTS = (100, 1_000, 10_000)
+# At which counts, and multiples of a count, gradients are looked at.
+_LOOKED_AT, _EVERY = (1, 10), 100
 # At which second moments are looked at: a pass over them, and a wait for the device.
+_COUNTS = (100, 1_000, 10_000)
+_NUMBERS = operator.attrgetter("numbers")
 _KNOW_THE_RATE = (
     "Build the optimizer with the largest rate of the run as lr, or write that rate into the param group as "
     "max_lr, before the first step."
@@ -33,10 +37,13 @@ _KNOW_THE_RATE = (
 
 def warn_of_step(optimizer: Owner, batches: Sequence[Batch]) -> None:
     """Give the warnings of a step, most at the first one, which also compares replicas."""
+    if optimizer._compared is not None:
+        for step in itertools.chain.from_iterable(map(_NUMBERS, batches)):
+            if step % _EVERY == 0 or step in _LOOKED_AT:
+                break
+        else:
+            return
     caller, groups = optimizer._name, optimizer.param_groups
-    _warn_of_rates(caller, batches)
-    if optimizer._compared is not None and not any(map(_is_looked_at, _steps_of(batches))):
-        return
     first = [batch for batch in batches if 1 in batch.numbers]
     nameless = sum(len(group["params"]) for group in groups if "param_names" not in group)
     if first:
@@ -49,7 +56,7 @@ def warn_of_step(optimizer: Owner, batches: Sequence[Batch]) -> None:
     if optimizer._compared is None:
         seeds = [[link.seed for link in choices.chain.links] for choices in optimizer._choices]
         optimizer._compared = check_replicas(caller, slots, seeds)
-    elif any(step % 100 == 0 for step in _steps_of(batches)):
+    elif any(step % _EVERY == 0 for batch in batches for step in batch.numbers):
         check_counts(caller, optimizer._compared, slots)
 
 
@@ -172,7 +179,7 @@ def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
             say_once(Advice(f"{caller}: gradients outside of {dtype}", f"{caller}: {problem}"))
 
 
-def _warn_of_rates(caller: str, batches: Iterable[Batch]) -> None:
+def warn_of_rates(caller: str, batches: Iterable[Batch]) -> None:
     """Warn of a rate far above those that feedback of weights knew, and remember the largest."""
     for group in {batch.group.index: batch.group for batch in batches}.values():
         choices = group.choices
@@ -194,8 +201,4 @@ def _outside(grad: Tensor, lowest: float, most: float) -> Tensor:
 
 
 def _is_looked_at(step: int) -> bool:
-    return step in (1, 10) or step % 100 == 0
-
-
-def _steps_of(batches: Iterable[Batch]) -> set[int]:
-    return {step for batch in batches for step in batch.numbers}
+    return step in _LOOKED_AT or step % _EVERY == 0
