@@ -14,7 +14,6 @@ from torch import Tensor
 from halfstep.random_words import GOLDEN_RATIO, Role
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.in_place import rounding, run_kernel
 from halfstep_torch.engine.plain import piece_length
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -61,8 +60,10 @@ class Float32Copies:
 
     def fill(self) -> None:
         """Copy weights and gradients."""
-        for_each("copy_", self.weights, self._params)
-        for_each("copy_", self.grads, [grad for param in self._params if (grad := param.grad) is not None])
+        for weight, grad, param in zip(self.weights, self.grads, self._params, strict=True):
+            weight.copy_(param)
+            assert param.grad is not None
+            grad.copy_(param.grad)
 
     def round(self, caller: str, keys: np.ndarray, choice: CompileChoice) -> None:
         """Round every weight from its copy, by R5, with the words of its row-major indices.
@@ -77,7 +78,8 @@ class Float32Copies:
         kernel = stage.kernel(caller, choice, (), torch.float32, device)
         if kernel is None or not all(kernel.takes(stage, window) for window in self._windows):
             self._round_rows(keys)
-            for_each("copy_", self._params, self._rounded)
+            for param, rounded in zip(self._params, self._rounded, strict=True):
+                param.copy_(rounded)
             return
         strided = [i for i, param in enumerate(self._params) if not param.is_contiguous()]
         rounded = [param.detach() for param in self._params]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.integrations.rounded_pieces import Member, Piece, cuts_of, on_cpu
 from halfstep_torch.integrations.wrapped_step import refuse_own_step, step_below_hooks
@@ -329,7 +328,8 @@ class RoundedWeights(torch.optim.Optimizer):
             stepped = [lent.pop(copy, {}) for _, _, copy in piece.members]
         zero = [torch.zeros((), dtype=torch.int64, device="cpu") for _ in params]
         counts = [state.get(_COUNT, none) for state, none in zip(kept, zero, strict=True)]
-        for_each("add_", counts, 1)
+        for count in counts:
+            count.add_(1)
         for param, state, count in zip(params, stepped, counts, strict=True):
             self.state[param] = {**state, _COUNT: count}
         piece.round(_FUNCTION, torch.stack(counts).tolist(), self._compile)

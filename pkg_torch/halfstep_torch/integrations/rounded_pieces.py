@@ -10,7 +10,6 @@ from torch import Tensor
 from halfstep.random_words import Role
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.float32_copies import Float32Copies
-from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Stream
 from halfstep_torch.engine.step_numbers import KeysAhead, leaves_of
@@ -53,7 +52,9 @@ class Piece:
         for places, copies in self._copies:
             copies.fill()
             if scale is not None:
-                for_each("mul_", copies.grads, float(np.float32(1) / np.float32(scale)))
+                inverse = float(np.float32(1) / np.float32(scale))
+                for grad in copies.grads:
+                    grad.mul_(inverse)
             for i, weight, grad in zip(places, copies.weights, copies.grads, strict=True):
                 copy = self.members[i].copy
                 if copy.grad is not grad:
