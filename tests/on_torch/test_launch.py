@@ -383,6 +383,27 @@ def test_a_launch_keeps_no_gradient_and_no_more_bytes_from_step_to_step(recipe):
     assert sizes[0] == sizes[1] == sizes[2]
 
 
+@pytest.mark.parametrize("recipe", [None, "four_bit"])
+def test_a_launch_that_is_dropped_is_freed_at_once(recipe):
+    """It refers to state, for which there may be no memory twice."""
+    pairs = named()
+    optimizer = hs.AdamW(pairs, compile=True, recipe=recipe)
+    for step in range(4):
+        give_gradients(pairs[: 1 + step % 3], step)
+        optimizer.step()
+        optimizer.zero_grad()
+    kept = weakref.ref(optimizer._launches[None])
+    gc.disable()
+    try:
+        optimizer._launches.clear()
+        assert kept() is None
+        array = weakref.ref(optimizer.state[pairs[0][1]]["exp_avg"])
+        optimizer.state.clear()
+        assert array() is None
+    finally:
+        gc.enable()
+
+
 def test_a_warm_step_calls_40_functions_whatever_the_number_of_weights():
     def files_of_calls(count):
         pairs = named([(8, 8)] * count)

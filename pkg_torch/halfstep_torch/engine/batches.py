@@ -72,8 +72,6 @@ class Batch:
         """Return the batch with more slots, which takes over the rows of tables."""
         made = dataclasses.replace(self, slots=[*self.slots, *slots], grad_addresses=None)
         made.rows = self.rows
-        for rows in made.rows:
-            rows.batch = made
         return made
 
     def part(self, places: np.ndarray) -> "Batch":
@@ -135,7 +133,7 @@ class Batch:
         """Return the table of the k-th stage's kernel, given the addresses of gradients and updates."""
         key = k, places[0], len(places)
         if key not in self.tables or self.slots[0].gathered:  # into other memory in each step
-            self.tables[key] = self._rows(k).table(self._in_whole(places))
+            self.tables[key] = self._rows(k).table((self.whole or self).slots, self._in_whole(places))
         table = self.tables[key]
         table[:, len(FIELDS) + 1] = incoming
         if outgoing is not None:
@@ -151,7 +149,7 @@ class Batch:
             kernel, rows = self.kernels[k], self._rows(k)
             assert kernel is not None
             pairs = zip(places, self._in_whole(places), strict=True)
-            takes = [rows.takes(at, incoming[i], kernel) for i, at in pairs]
+            takes = [rows.takes(at, self.slots[i], incoming, i, kernel) for i, at in pairs]
             flat = [i for i, taken in zip(places, takes, strict=True) if taken]
             self.memory[key] = flat, [i for i, taken in zip(places, takes, strict=True) if not taken]
         return self.memory[key]
@@ -159,7 +157,7 @@ class Batch:
     def _rows(self, k: int) -> "_Rows":
         whole = self.whole or self
         while len(whole.rows) <= k:
-            whole.rows.append(_Rows(whole, len(whole.rows)))
+            whole.rows.append(_Rows(len(whole.rows)))
         return whole.rows[k]
 
     def _in_whole(self, places: Sequence[int]) -> Sequence[int]:
@@ -207,31 +205,32 @@ class _Gradients(dict):
 
 
 class _Rows:
-    """The rows of a batch in the tables of a stage's kernel: each is made once, and chosen by its place."""
+    """The rows of a batch in the tables of a stage's kernel: each is made once, and chosen by its place.
 
-    def __init__(self, batch: Batch, k: int) -> None:
-        self.batch, self._k, self._takes = batch, k, {}
+    No batch is held: a launch that is dropped is free at once, with its references to state.
+    """
+
+    def __init__(self, k: int) -> None:
+        self._k, self._takes = k, {}
         self._rows, self._made = np.zeros((0, 0), np.int64), np.zeros(0, bool)
 
-    def table(self, places: Sequence[int]) -> np.ndarray:
-        """Return rows, without the addresses of gradients and updates."""
-        if len(self._made) < len(self.batch.slots):
-            more = len(self.batch.slots) - len(self._made)
-            empty = np.zeros((more, len(self._row(self.batch.slots[0]))), np.int64)
+    def table(self, slots: Sequence[Slot], places: Sequence[int]) -> np.ndarray:
+        """Return rows of a batch with these slots, without the addresses of gradients and updates."""
+        if len(self._made) < len(slots):
+            more = len(slots) - len(self._made)
+            empty = np.zeros((more, len(self._row(slots[0]))), np.int64)
             self._rows = np.concatenate([self._rows.reshape(-1, empty.shape[1]), empty])
             self._made = np.concatenate([self._made, np.zeros(more, bool)])
         chosen = np.array(places, np.intp)
         for place in chosen[~self._made[chosen]]:
-            slot = self.batch.slots[place]
-            self._rows[place], self._made[place] = self._row(slot), not slot.gathered
+            self._rows[place], self._made[place] = self._row(slots[place]), not slots[place].gathered
         return self._rows[chosen]
 
-    def takes(self, place: int, incoming: Tensor, kernel: Kernel) -> bool:
-        """Whether a kernel can update a slot."""
+    def takes(self, place: int, slot: Slot, incoming: Mapping[int, Tensor], i: int, kernel: Kernel) -> bool:
+        """Whether a kernel can update a slot, whose gradient is the i-th that comes in."""
         if place not in self._takes:
-            slot = self.batch.slots[place]
             stage = slot.plan.stages[self._k]
-            self._takes[place] = slot.is_flat(incoming) and kernel.takes(stage, slot.window)
+            self._takes[place] = slot.is_flat(incoming[i]) and kernel.takes(stage, slot.window)
         return self._takes[place]
 
     def _row(self, slot: Slot) -> list[int]:
