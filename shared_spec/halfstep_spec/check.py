@@ -4,7 +4,7 @@ python -m halfstep_spec.check adapter.py
 python -m halfstep_spec.check adapter.py --vectors vectors.zip
 
 An adapter has a function of the name of each op that it offers. It takes a `Case` and returns its outputs by
-name: each an `Array`, or a dtype and patterns. What it lacks, and cases for which it raises
+name: each an `Array`, or a dtype and patterns. Ops that it lacks, and cases for which it raises
 NotImplementedError, count as not offered. `examples/adapters/` has five.
 """
 
@@ -31,7 +31,7 @@ PASSED, FAILED, NOT_OFFERED = "passed", "failed", "not offered"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of one case.
+    """The outcome of one case.
 
     Attributes:
         case: the question.
@@ -104,7 +104,7 @@ def summary(results: Iterable[Result]) -> str:
 
 
 def record(adapter: str, results: Iterable[Result]) -> dict[str, Any]:
-    """Return what came out, for JSON: of every case that the adapter offers, by its key."""
+    """Return the outcomes for JSON, by key, of every case that the adapter offers."""
     offered = [result for result in results if result.outcome != NOT_OFFERED]
     cases = {
         result.case.key: {"clauses": result.case.clauses, "outcome": result.outcome, "reason": result.reason}
@@ -114,7 +114,7 @@ def record(adapter: str, results: Iterable[Result]) -> dict[str, Any]:
 
 
 def _array(value: Any) -> Array:
-    """Return what an adapter gave as an array of patterns."""
+    """Return a result of an adapter as an array of patterns."""
     if isinstance(value, Array):
         return value
     dtype, bits = value

@@ -40,7 +40,7 @@ def within_ulps(actual: Array, expected: Array, ulps: int) -> np.ndarray:
 
 
 def relative_distance(actual: Array, expected: Array) -> float:
-    """Return the Frobenius norm of the difference over that of what is expected; infinity for NaN."""
+    """Return the Frobenius norm of the difference over that of `expected`; infinity for NaN."""
     x, y = (array.bits.view(np.float32).astype(np.float64) for array in (actual, expected))
     distance = np.linalg.norm(x - y) / np.linalg.norm(y)
     return float(distance) if np.isfinite(distance) else np.inf

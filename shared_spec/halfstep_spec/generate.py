@@ -1,4 +1,4 @@
-"""Write the golden vectors, or check that they are what the spec gives.
+"""Write the golden vectors, or compare them with the results of the spec.
 
 python -m halfstep_spec.generate
 python -m halfstep_spec.generate --check
@@ -48,7 +48,7 @@ def differing(built: dict[str, str], folder: pathlib.Path = FOLDER) -> list[str]
 
 
 def changed_answers(built: dict[str, str], folder: pathlib.Path = FOLDER) -> list[str]:
-    """Return "file#key" of every published case of this SPEC_VERSION whose outputs would change, or go."""
+    """Return "file#key" of each published case of this SPEC_VERSION with outputs that would change."""
     changed = []
     for path in sorted(folder.glob("*.json")):
         old = json.loads(path.read_text())

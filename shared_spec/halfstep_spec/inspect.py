@@ -1,4 +1,4 @@
-"""Print what a state file holds.
+"""Print the content of a state file.
 
 python -m halfstep_spec.inspect run.safetensors
 """
@@ -12,7 +12,7 @@ from halfstep_spec.checkpoint.state_file import FileArray, read_state_file
 
 
 def lines(header: dict[str, Any], arrays: dict[str, FileArray]) -> list[str]:
-    """Return what is said of a file: the run, its recipes, and every array."""
+    """Return the lines that describe a file: the run, its recipes, and every array."""
     total = sum(array.bits.nbytes for array in arrays.values())
     text = [
         f"written by {header['writer']}, contract version {header['spec_version']}, "

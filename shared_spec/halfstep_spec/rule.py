@@ -40,7 +40,7 @@ class RuleState(NamedTuple):
 
     Attributes:
         count: steps taken.
-        moments: what is stored, by name.
+        moments: the stored arrays, by name.
     """
 
     count: int
@@ -49,11 +49,11 @@ class RuleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What a rule declares of a moment.
+    """The declaration of a moment by a rule.
 
     Attributes:
         rate: the hyperparameter that is its decay rate; None where it is no average.
-        signed: False for a second moment: what is not zero is not stored as zero.
+        signed: False for a second moment: a number other than zero is not stored as zero.
         dtype: the argument that holds its format; "" for its name and "_dtype".
         rounding: the argument that holds its rounding; "" for its name and "_rounding".
         shape: of the moment, from that of the weights.
@@ -93,7 +93,7 @@ class StepMoment:
 
     Attributes:
         value: float32, as it was stored at the step before.
-        stored: what `round` made; None before that.
+        stored: the result of `round`; None before that.
         rounded: its values; None before that.
     """
 
@@ -131,7 +131,7 @@ class StepMoment:
     def round(self, x: np.ndarray) -> np.ndarray:
         """Round float32 `x` to the moment's format, once, and keep the codes.
 
-        Returns what the update goes on with: what was stored, or that less its error's later effect.
+        Returns the values for the update: the stored ones, or these minus the later effect of their error.
         """
         if self.stored is not None:
             raise ValueError(f"round: {self._name} was rounded before in this step. Round it once.")
@@ -154,7 +154,7 @@ class StepMoment:
         return self._fed_back(x, self.rounded)
 
     def _fed_back(self, x: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        """Return x - d, d what the error of storing x would add to later updates; or what was stored."""
+        """Return x - d, where the error of storing x would add d to later updates; or the stored values."""
         if self._storage.rounding != "feedback" or self._format.codes.half_gap == 0:
             return stored
         b = np.float32(self._storage.b)
@@ -166,7 +166,7 @@ class StepMoment:
         return x - d
 
     def _out_of_unit(self, z: np.ndarray, v: np.ndarray, nu: Encoded) -> np.ndarray:
-        """Return m, given the second moment and what is stored of it."""
+        """Return m, given the second moment and its stored form."""
         return z * power_of_root(nu.codes) if self._format.power_unit else from_unit(z, v)
 
     def _rounded_before(self, name: str) -> tuple[np.ndarray, Encoded]:
@@ -213,7 +213,7 @@ class Rule:
     """A transform of updates. Subclasses are frozen dataclasses of their hyperparameters and moments.
 
     Attributes:
-        scope: what the update of an element reads of the arrays: "elementwise", that element; "parameter",
+        scope: the elements that the update of an element reads: "elementwise", that element; "parameter",
             all of them.
         seed: of the random words.
     """
@@ -253,7 +253,7 @@ class Rule:
 
     @classmethod
     def declared(cls) -> dict[str, Moment]:
-        """Return what is declared of every moment, by name; raise ValueError where a field is missing."""
+        """Return the declaration of every moment, by name; raise ValueError if a field is missing."""
         fields = {field.name: field.default for field in dataclasses.fields(cls)}  # pyright: ignore
         moments = {}
         for name, d in fields.items():

@@ -1,4 +1,4 @@
-"""The form of a vector file, as a JSON schema. Its dtypes are those that `vectors.py` can write."""
+"""The form of a vector file, as a JSON schema. Its dtypes are all that `vectors.py` can write."""
 
 from typing import Any
 
@@ -63,4 +63,4 @@ SCHEMA: dict[str, Any] = _object(
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "halfstep golden vectors",
 }
-"""What `vectors/schema.json` holds."""
+"""The content of `vectors/schema.json`."""

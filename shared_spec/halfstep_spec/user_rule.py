@@ -1,6 +1,6 @@
 """Golden vectors for a rule of a user's own: its declarations and arithmetic, with the storage of the spec.
 
-The user's file imports `halfstep`, and the spec does not. It reads what a rule declares by the names of its
+The user's file imports `halfstep`, and the spec does not. It reads declarations by the names of the rule's
 attributes, runs `update` on NumPy arrays, and rounds moments itself.
 """
 
@@ -33,7 +33,7 @@ NOTES = {
 }
 
 _DECLARATION = "halfstep"
-"""Where a field's metadata has what the field declares."""
+"""The key of a field's declaration in its metadata."""
 _SHAPE, _SIZE = (4, 6), 24
 _SMALL: dict[str, Any] = {"block_size": 4, "min_size": 0, "min_ndim": 0}
 _FORMATS: Any = (
@@ -43,7 +43,7 @@ _FORMATS: Any = (
     ((codebook("dynamic8", **_SMALL), codebook("udynamic8", **_SMALL)), ""),
     (("bfloat16", "bfloat16"), relative("int8", **_SMALL)),
 )
-"""Of moments with a sign, of those without, and of those that may be in units of the root of another."""
+"""Of moments with a sign, without one, and in units of the root of another."""
 _STORAGES = (
     ("float32", "nearest"),
     ("bfloat16", "stochastic"),
@@ -54,7 +54,7 @@ _STORAGES = (
 
 
 class NumpyOp:
-    """What `update` and `numbers` are given: operations on float32 arrays, each rounded once."""
+    """The operations for `update` and `numbers`: on float32 arrays, each rounded once."""
 
     ema, mean = staticmethod(ema), staticmethod(mean)
     sqrt, abs, sign, isfinite = np.sqrt, np.abs, np.sign, np.isfinite
@@ -128,7 +128,7 @@ def cases_of(theirs: type) -> Iterator[Case]:
 
 
 def _stored(kind: type[Rule], signed: Any, unsigned: Any, in_units: Any) -> Rule:
-    """Return a rule whose moments are stored in given formats."""
+    """Return a rule with moments in given formats."""
     formats = {
         d.dtype: in_units if in_units and d.unit else signed if d.signed else unsigned
         for d in kind.declared().values()
@@ -160,7 +160,7 @@ def classes_of(path: pathlib.Path) -> list[type]:
 
 
 def rule_of(theirs: Any) -> type[Rule]:
-    """Return the rule of the spec that computes what a user's class declares."""
+    """Return the rule of the spec that computes as a user's class declares."""
     fields = dataclasses.fields(theirs)
     declared = {f.name: f.metadata.get(_DECLARATION) for f in fields}
     moments = _moments(theirs, set(declared))
@@ -182,14 +182,14 @@ def rule_of(theirs: Any) -> type[Rule]:
 
 
 class _UserRule(Rule):
-    """Base of what `rule_of` makes: everything that the user's class says is asked of it."""
+    """Base of the rules that `rule_of` makes: it asks the user's class for everything."""
 
     theirs: ClassVar[Any]
     own_moments: ClassVar[dict[str, Moment]]
 
     @classmethod
     def declared(cls) -> dict[str, Moment]:
-        """Return what the user's class declares."""
+        """Return the declarations of the user's class."""
         return cls.own_moments
 
     def corrections(self, count: int) -> Mapping[str, Any]:

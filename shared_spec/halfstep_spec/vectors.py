@@ -67,7 +67,7 @@ class Array:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Array":
-        """Read what `to_json` wrote; the word `nan` becomes the quiet NaN of the dtype."""
+        """Read the output of `to_json`; the word `nan` becomes the quiet NaN of the dtype."""
         dtype, width = data["dtype"], WIDTHS[data["dtype"]]
         quiet = FLOAT_FORMATS[dtype].nan_code if dtype in FLOAT_FORMATS else 0
         words = [quiet if word == "nan" else int(word, 16) for word in data["bits"].split()]
@@ -106,7 +106,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """What names the case: its op, the words of its arguments, and its digest."""
+        """The name of the case: its op, the words of its arguments, and its digest."""
         named = {name: value for name, value in self.arguments.items() if name != "leaf"}
         return "-".join([self.op, *(_slug(named[name], name) for name in sorted(named)), self.digest])
 
@@ -120,7 +120,7 @@ class Case:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Case":
-        """Read what `to_json` wrote."""
+        """Read the output of `to_json`."""
         values: dict[str, Any] = {key: tuple(data[key]) for key in ("flags", "clauses")}
         for part in ("inputs", "outputs"):
             values[part] = {name: Array.from_json(array) for name, array in data[part].items()}

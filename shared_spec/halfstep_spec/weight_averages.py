@@ -10,7 +10,7 @@ def ema_params(average: np.ndarray, p: np.ndarray, decay, dtype: str, words: np.
     """Return the patterns of stochastic((decay average) + ((1 - decay) p)).
 
     Args:
-        average: patterns of `dtype`; at the start those of the weights.
+        average: patterns of `dtype`; at the start the patterns of the weights.
         p: the weights, patterns of `dtype`.
         decay: rate of the average, float32.
         dtype: of both. Values beyond the largest finite become infinity.

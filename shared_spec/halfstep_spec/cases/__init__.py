@@ -1,7 +1,7 @@
 """Which questions the golden vectors ask, and why.
 
 One module per subject; inputs are chosen here and nowhere else. A module's function `x_cases` returns the
-cases of x.json, and `cases` those of the file with the module's own name; `NOTES` says what their flags mean.
+cases of x.json, and `cases` those of the file with the module's own name; `NOTES` explains their flags.
 """
 
 import importlib
@@ -23,4 +23,4 @@ def _files() -> Iterator[tuple[str, tuple[dict[str, str], Cases]]]:
 
 
 FILES: dict[str, tuple[dict[str, str], Cases]] = dict(_files())
-"""By file: what its flags mean, and the function that returns its cases."""
+"""By file: the meaning of its flags, and the function that returns its cases."""

@@ -1,4 +1,4 @@
-"""AdamW whose errors of rounding weights are fed back: steps over formats, dtypes and rates."""
+"""AdamW with fed-back rounding errors of weights: steps over formats, dtypes and rates."""
 
 import dataclasses
 import functools
@@ -77,7 +77,7 @@ def _case(rule: AdamWFedBack, dtype: str, count: int, lr: float, flags: tuple[st
 
 
 def rates_from(count: int, peak: float) -> tuple[float, ...]:
-    """Return rates of 5 steps after `count`, and of those that follow: up in 20 steps, down in 400."""
+    """Return rates of 5 steps after `count`, and of later steps: up in 20 steps, down in 400."""
     counts = range(count, count + 5 + AHEAD)
     return tuple(float(np.float32(peak * min((k + 1) / 20, (400 - k) / 380))) for k in counts)
 
@@ -93,7 +93,7 @@ def fed_back_case(
 ) -> Case:
     """Return steps of a rule that feeds errors back, from weights that are not rounded yet.
 
-    Its input `rates` has the rates of these steps and of those that follow, where a schedule gives them.
+    Its input `rates` has the rates of these steps and of later ones, if a schedule gives them.
     """
     rule: Any = step.rule
     p = round_to(weights, step.param_dtype)

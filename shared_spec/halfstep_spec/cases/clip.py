@@ -58,7 +58,7 @@ def _norm_case(comment: str, arrays, flags) -> Case:
 
 
 def _float32_norm_case(arrays) -> Case:
-    """Return a case of a norm whose sum has no order, and may be of the norms of its parts."""
+    """Return a case of a norm without a fixed order of sums, which may be computed from norms of parts."""
     size = sum(x.size for x in arrays)
     compare = {
         "ulps": size + len(arrays) + 4,
@@ -81,7 +81,7 @@ def _clip_case(u: np.ndarray, norm: float, max_norm: float) -> Case:
 
 
 def _own_norm_cases() -> Iterable[Case]:
-    """Return cases of the whole link, whose exact norm is above float32's largest number, or just below."""
+    """Return cases of the whole link with an exact norm above float32's largest number, or just below."""
     past, mixed = (
         np.full(16, 3e38),
         np.concatenate([np.full(9, -2.9e38), reals("beside 1e38", 23, (90, 126))]),

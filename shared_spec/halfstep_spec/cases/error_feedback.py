@@ -57,7 +57,7 @@ def _momentum(fmt: str | Format, nesterov: bool) -> Trace:
 
 
 def _case(step: Step, flag: str) -> Case:
-    """Return a case of steps from zero state; the rate is large, so that what is fed back shows."""
+    """Return a case of steps from zero state; the rate is large, so that fed-back errors show."""
     p = round_to(reals("paid weights", _SIZE, (-4, 0)).reshape(_SHAPE), step.param_dtype)
     g = reals("paid gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, *_SHAPE)
     if flag == "Bound":

@@ -1,4 +1,4 @@
-"""Inputs from our own random words: never NumPy's distributions, whose streams NumPy does not promise."""
+"""Inputs from our own random words: never NumPy's distributions, which may change."""
 
 import numpy as np
 

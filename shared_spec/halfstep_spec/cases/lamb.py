@@ -238,7 +238,7 @@ def _step_case(step: Lamb, comment: str, flags) -> Case:
 
 
 def _weight_ulps(case: Case, stored: Array) -> dict:
-    """Return how far weights may be apart after all steps, whose ratios are of sums in other orders."""
+    """Return how far weights may differ after all steps, because ratios are sums in other orders."""
     if stored.dtype != "float32":
         return _ulps(
             _STEPS, "each step may round a weight to the other neighbour, where the ratio decides it"
@@ -247,7 +247,7 @@ def _weight_ulps(case: Case, stored: Array) -> dict:
     weights = np.concatenate([start[None], stored.bits.view(np.float32)]).astype(np.float64)
     moved = np.abs(np.diff(weights, axis=0)).sum(0)
     ratio = 2 * (_SIZE + 4) * _UNIT
-    # Ulps of a number x are at least x 2^-24. What a step moves the next one by is far below a quarter of it.
+    # Ulps of a number x are at least x 2^-24. A step's effect on the next is far below a quarter of it.
     apart = 1.25 * moved * ratio / (np.abs(weights[1:]).min(0) * _UNIT) + 2 * _STEPS
     return _ulps(
         math.ceil(apart.max()),

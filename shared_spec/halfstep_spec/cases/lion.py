@@ -51,7 +51,7 @@ def _zeros() -> Case:
 
 
 def _cautious():
-    """Yield steps whose decay stands aside where a sign pulls the weight away from 0."""
+    """Yield steps without decay where a sign pulls the weight away from 0."""
     for storage in ("stochastic", "split8"):
         step = Step(make_rule(ScaleByLion, "bfloat16", "stochastic"), 0.1, "cautious", "bfloat16", storage)
         yield trajectories.trajectory(step, f"cautious, {storage}", ("Cautious",), ("A9", "A6", "D3"))

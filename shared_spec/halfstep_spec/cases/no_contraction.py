@@ -136,7 +136,7 @@ def _must_agree(case: Case, right: list[np.ndarray]) -> None:
 
 
 def _fma(a, b, c) -> np.ndarray:
-    """Return a b + c rounded once: the product is exact in float64, whose own rounding hardly ever shows."""
+    """Return a b + c rounded once: the product is exact in float64, and float64's rounding hardly shows."""
     wide = [np.asarray(x, np.float64) for x in (a, b, c)]
     return np.asarray(wide[0] * wide[1] + wide[2], _F)
 

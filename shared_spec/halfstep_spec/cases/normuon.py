@@ -1,4 +1,4 @@
-"""NorMuon: steps with a factor that is given, whose rows are made of equal length."""
+"""NorMuon: steps with a given factor and rows of equal length."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `round_stochastically` emits, and the weight after it is applied."""
+"""The update of `round_stochastically`, and the weight after it is applied."""
 
 import numpy as np
 

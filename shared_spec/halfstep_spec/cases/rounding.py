@@ -28,7 +28,7 @@ _SPECIALS = {
     "NaN": (0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FBFFFFF, 0x7F80FFFF),
 }
 _CLAUSES = {"NaN": ("R4", "R7"), "Overflow": ("R7",), "Representable": ("R1",)}
-"""By flag: what such a case asks about beside the rounding itself."""
+"""By flag: the clauses that such a case tests beside the rounding itself."""
 _WORDS = (0x00000000, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x12345678)
 
 

@@ -1,4 +1,4 @@
-"""SGD whose errors of rounding weights are fed back: steps over formats, dtypes and rates."""
+"""SGD with fed-back rounding errors of weights: steps over formats, dtypes and rates."""
 
 import dataclasses
 import functools

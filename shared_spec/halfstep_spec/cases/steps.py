@@ -1,6 +1,6 @@
-"""A case of whole steps, of any update rule: what its op is asked, and what a checkpoint would hold.
+"""A case of whole steps with any update rule: the inputs of its op, and the content of a checkpoint.
 
-The op is named after the file of the rule, such as "adam_step", or after that of what is made of it, such as
+The op is named after the file of the rule, such as "adam_step", or of an optimizer made from it, such as
 "lamb_step". Numbers are inputs, as float32 patterns; formats, roundings and switches are arguments.
 """
 
@@ -105,7 +105,7 @@ def _numbers(step: Step) -> dict[str, float]:
 def _arguments(rule: Rule) -> dict[str, object]:
     """Return a rule's other arguments as plain data.
 
-    A switch is named where it is not as it is by default: so a case stays what it is when a rule gets one.
+    A switch is named if it differs from its default, so a case does not change when a rule gets a new one.
     """
     if isinstance(rule, StoreState):
         options = {

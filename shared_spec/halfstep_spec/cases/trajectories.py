@@ -30,7 +30,7 @@ _E4M3, _INT8 = scaled("float8_e4m3fn", 4, 0, 0), scaled("int8", 4, 0, 0)
 def make_rule(kind: type[Rule], fmt: str | Format, rounding: str, **options) -> Rule:
     """Return a rule all of whose moments are stored in one way.
 
-    Second moments are in bfloat16, where the format is not for those.
+    Second moments are in bfloat16 if the format does not suit them.
     """
     arguments: dict = {"seed": 42}
     for declared in kind.declared().values():

@@ -28,7 +28,7 @@ _MU = {
     "ufloat8_e6m2": "float8_e5m2",
     "uroot8": "float8_e3m4",
 }
-"""What mu is stored in beside a nu without a sign, if not in float16; beside any other nu it is as nu."""
+"""The format of mu beside a nu without a sign, if not float16; beside any other nu it is the format of nu."""
 
 
 def cases() -> list[Case]:
@@ -71,7 +71,7 @@ def _small(name: str) -> Format:
 
 
 def _written_cases():
-    """Return steps on weights that another wrote, far from what is kept beside them."""
+    """Return steps on weights written by others, far from the bits that are kept beside them."""
     for storage in ("split8", "split16", "master"):
         step = Step(ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7), 0.1, param_storage=storage)
         yield _written(step, "each third weight written", {0: 0.25}, 3)

@@ -1,1 +1,1 @@
-"""What a state file is: the layout in which a run moves between frameworks."""
+"""The state file: the layout in which a run moves between frameworks."""

@@ -1,6 +1,6 @@
 """A state file: weights and optimizer state of one run, as safetensors with a header of ours.
 
-Contract: section T. Any reader of safetensors opens one. What it holds:
+Contract: section T. Any reader of safetensors opens one. It holds:
 
     8 bytes      length of the header, little-endian
     header       JSON: {"__metadata__": {"sha256": ..., "halfstep": ...}, name: {dtype, shape, data_offsets}}
@@ -37,7 +37,7 @@ DTYPES = {
     "U64": "uint64",
     "U8": "uint8",
 }
-"""What safetensors calls dtypes, and the dtype of their patterns. Codes of 8 and 4 bits are U8."""
+"""The names of dtypes in safetensors, and the dtype of their patterns. Codes of 8 and 4 bits are U8."""
 
 _START = b'{"__metadata__":{"sha256":"'
 _DIGITS = 64

@@ -1,6 +1,6 @@
 """The floating-point formats of 8, 16 and 32 bits: a table, no functions of data.
 
-Names are those of ml_dtypes: the name says the bits (e4m3: four of exponent, three of mantissa;
+Names are as in ml_dtypes: a name gives the bits (e4m3: four of exponent, three of mantissa;
 fn: finite, with NaN but no infinity).
 """
 

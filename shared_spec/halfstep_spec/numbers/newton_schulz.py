@@ -25,7 +25,7 @@ def newton_schulz(
         reduction_axes: of the inputs.
         output_axes: of the outputs; all other axes count matrices.
         coefficients: (a, b, c) of every step.
-        eps: what a norm counts as at least.
+        eps: the least value of a norm.
     """
     counting = [axis for axis in range(x.ndim) if axis not in (*reduction_axes, *output_axes)]
     order = [*counting, *reduction_axes, *output_axes]
@@ -40,7 +40,7 @@ def newton_schulz(
 
 
 def shape_scale(scale: str | None, inputs: int, outputs: int) -> np.float32:
-    """Return what multiplies the factor, by the name of the scale and the shape."""
+    """Return the number that multiplies the factor, by the name of the scale and the shape."""
     if scale is None:
         return np.float32(1)
     if scale == "consistent_rms":

@@ -7,7 +7,7 @@ def norm(x: np.ndarray) -> np.float32:
     """Return the Euclidean norm of an array in float32: n = 2^e sqrt(sum((x 2^-e)^2)).
 
     e is the exponent of max |x|, kept within [-126, 126], so that both powers of two are normal numbers and
-    the products with them exact. The sum is of halves, and of halves of those: one order among others, which
+    the products with them exact. The sum is of halves, and of halves of halves: one order among others, which
     backends need not share.
 
     Args:

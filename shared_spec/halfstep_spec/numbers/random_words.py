@@ -12,7 +12,7 @@ from halfstep_spec.numbers.seeds import seed_words
 
 
 class Role(enum.IntEnum):
-    """What a word is used for: streams of one leaf and step that must not be shared."""
+    """The use of a word: streams of one leaf and step that must not be shared."""
 
     PARAM = 0
     MU = 1
@@ -27,7 +27,7 @@ FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 """The roles that share a leaf's word, and by how many bits it is turned to the left for each."""
 
 LAST_STEP = 2**31 - 1
-"""Where counts stop: what an int32 holds (contract W5)."""
+"""The last count: the largest int32 (contract W5)."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
@@ -135,7 +135,7 @@ def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset
 
 
 def unmixed_words(seed: int, step: int, leaf: str | int, role: int, shape, offset: int = 0) -> np.ndarray:
-    """Return what is mixed to words, lo k0 + k1 + 0x9E3779B9 hi: in blocks, these dither (contract F15).
+    """Return the words before they are mixed, lo k0 + k1 + 0x9E3779B9 hi: they dither blocks (contract F15).
 
     Over steps, k0 and k1 are random: the top bits of any two elements' sums are then as good as independent.
     """

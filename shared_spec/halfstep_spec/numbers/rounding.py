@@ -1,7 +1,7 @@
 """Rounding from float32 to a narrower format, the random words given by the caller.
 
 Contract: section R. Vectors: round_nearest, round_stochastic. Nothing here draws random numbers, and
-nothing here knows what an optimizer is.
+nothing here depends on an optimizer.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ def round_to(
 
 
 def encode_float(x: np.ndarray, fmt: FloatFormat, words: np.ndarray | None, *, saturate: bool) -> np.ndarray:
-    """Do what `round_to` says, for any float format.
+    """Round as `round_to` does, to any float format.
 
     Returns:
         Sign and magnitude, in the narrowest unsigned type that holds `fmt.bits`.
@@ -87,8 +87,8 @@ def _split(bits: np.ndarray, fmt: FloatFormat):
     """Split the significand of float32 patterns at the last bit that `fmt` keeps.
 
     Returns:
-        (kept bits, code of the exponent field they stand on, discarded bits, how many those are). A format
-        with more mantissa bits than float32 keeps all of them, and zeros below.
+        (kept bits, code of the exponent field below them, discarded bits, their number). A format with
+        more mantissa bits than float32 keeps all of them, and zeros below.
     """
     magnitude = (bits & np.uint32(0x7FFFFFFF)).astype(np.int64)
     field = magnitude >> _MANTISSA_BITS

@@ -1,4 +1,4 @@
-"""The transforms. `RULES` finds those that keep moments: a new rule is a new file here and nothing else."""
+"""The transforms. `RULES` lists all that keep moments: a new rule is a new file here and nothing else."""
 
 import importlib
 import pkgutil

@@ -21,7 +21,7 @@ class ScaleByFactoredRms(Rule):
     Arguments as in `optax.scale_by_factored_rms`, and `floor`, how `nu` is stored, and seed.
 
     Attributes:
-        floor: what the mean of a row, and the root that divides, are raised to.
+        floor: the least mean of a row, and the least root that divides.
     """
 
     scope = "parameter"
@@ -68,7 +68,7 @@ class ScaleByFactoredRms(Rule):
         return None if shape[second] < max(1, self.min_dim_size_to_factor) else (longest, second)
 
     def corrections(self, count: int) -> Mapping[str, Any]:
-        """Return the share of what is new in an average, and of what is kept."""
+        """Return the shares of the new and of the old value in an average."""
         share = inverse_power(max(count - self.step_offset, 1), self.decay_rate)
         return {"share": share, "kept": np.float32(1) - share}
 
@@ -95,7 +95,7 @@ class ScaleByFactoredRms(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class ClipByBlockRms(Rule):
-    """Shorten an update whose root mean square is above `threshold`."""
+    """Shorten an update with a root mean square above `threshold`."""
 
     scope = "parameter"
 

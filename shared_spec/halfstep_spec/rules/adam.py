@@ -63,8 +63,9 @@ class ScaleByAdam(Rule):
             v <- round((b2 v) + ((1 - b2) (g g)))
             u = (m r1) / (sqrt((v r2) + eps_root) + eps)
 
-        Rounds m and v to their formats, once each; u reads what was stored, or, of an m with feedback, what
-        that leaves. With `nesterov`, (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
+        Rounds m and v to their formats, once each; u reads the stored values, or the
+        result of `_fed_back`. With `nesterov`, (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)); r1' is r1 at
+        t + 1.
         Where nu is kept as its fourth root: `_by_inverse_root`.
         """
         mu, nu = moments.mu, moments.nu

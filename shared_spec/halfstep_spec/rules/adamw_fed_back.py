@@ -1,4 +1,4 @@
-"""AdamW whose errors of rounding weights go into the first moment. Contract: A21. Vectors: adamw_fed_back."""
+"""AdamW with rounding errors of weights in the first moment. Contract: A21. Vectors: adamw_fed_back."""
 
 import copy
 import dataclasses
@@ -21,7 +21,7 @@ _TINY, _SMALLEST = np.float32(2.0**-100), np.float32(2.0**-20)
 
 @dataclasses.dataclass(frozen=True)
 class FedBackRule(Rule):
-    """A whole step: it rounds weights, and what this leaves out goes into the first moment (P9).
+    """A whole step: it rounds weights, and adds the rounding error to the first moment (P9).
 
     Attributes:
         coming: the rates of the `AHEAD` steps that follow; None where no schedule gives them.
@@ -36,7 +36,7 @@ class FedBackRule(Rule):
         return super().step(g, state, leaf, p, weight)
 
     def back(self, decay: float, count: int, unbias: np.ndarray, nesterov: bool) -> np.float32:
-        """Return what an error is multiplied by, so that later steps of this decay rate take it back once.
+        """Return the factor of an error, so that later steps with this decay rate take it back once.
 
         Args:
             decay: rate of the moment.
@@ -75,7 +75,7 @@ class FedBackRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class AdamWFedBack(FedBackRule):
-    """The whole step of AdamW: it rounds weights, and what this leaves out goes into the first moment.
+    """The whole step of AdamW: it rounds weights, and adds the rounding error to the first moment.
 
     Attributes:
         peak_lr: the largest learning rate of the run, as far as it is known; 0 for that of this step.

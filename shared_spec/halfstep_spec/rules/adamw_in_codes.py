@@ -1,4 +1,4 @@
-"""AdamW whose weights are kept in codes of 8 bits. Contract: A20, P8. Vectors: adamw_in_codes."""
+"""AdamW with weights in codes of 8 bits. Contract: A20, P8. Vectors: adamw_in_codes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from halfstep_spec.storage.state_dtypes import scaled
 
 @dataclasses.dataclass(frozen=True)
 class AdamWInCodes(Rule):
-    """The whole step of AdamW, to weights of codes; what rounding leaves out goes into the first moment.
+    """The whole step of AdamW on weights in codes; the rounding error is added to the first moment.
 
     Attributes:
         param_dtype: of the weights; arrays that are too small for it are float32.

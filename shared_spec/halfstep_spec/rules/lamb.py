@@ -15,7 +15,7 @@ class Lamb(Step):
     Attributes:
         max_norm: an upper bound on the norm of the weight.
         trust_power: makes it a step of `lamb16`.
-        exact: norms are those of N2.
+        exact: norms follow N2.
     """
 
     max_norm: float = np.inf
@@ -23,7 +23,7 @@ class Lamb(Step):
     exact: bool = False
 
     def links(self, learning_rate) -> tuple[Links, Links]:
-        """Return the links in front of Adam, and those behind it."""
+        """Return the links in front of Adam, and the links behind it."""
         before, (*decay, rate) = super().links(learning_rate)
         return before, (*decay, self._ratio(learning_rate), rate)
 

@@ -26,7 +26,7 @@ class ScaleByLion(Rule):
     mu: Moment = moment("b2")
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
-        """Return the float32 update; m is what was stored at the step before.
+        """Return the float32 update; m is the stored value of the step before.
 
             u = sign((b1 m) + ((1 - b1) g))
             m <- round((b2 m) + ((1 - b2) g))

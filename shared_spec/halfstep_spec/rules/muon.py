@@ -22,7 +22,7 @@ class ScaleByMuon(Rule):
         bias_correction: in Optax's form, where both terms are corrected, at counts that differ by one.
         output_axis: 1 for inputs by outputs, 0 for outputs by inputs.
         scale: "original", "consistent_rms" or None.
-        given: the factor stands for itself: what a step does with a factor that is given, to the bit.
+        given: the factor is the input itself, so that a case tests a step with a given factor, to the bit.
     """
 
     scope = "parameter"
@@ -44,14 +44,14 @@ class ScaleByMuon(Rule):
         return {name: 1 / bias_correction(self.beta, t) for name, t in rates.items()}
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
-        """Return s o, o the factor of what `momentum` returns."""
+        """Return s o, where o is the factor of the result of `momentum`."""
         h = self.momentum(g, n, moments.mu)
         inputs, outputs = g.shape[1 - self.output_axis], g.shape[self.output_axis]
         factor = h if self.given else newton_schulz(h, [1 - self.output_axis], [self.output_axis])
         return factor * shape_scale(self.scale, inputs, outputs)
 
     def momentum(self, g: np.ndarray, n: Any, mu: Any) -> np.ndarray:
-        """Round the average, and return it; with `nesterov`, (beta m) + ((1 - beta) g) of what was stored."""
+        """Round the average, and return it; with `nesterov`, (beta m) + ((1 - beta) g) of the stored m."""
         m = mu.round(ema(mu.value, g, n.beta))
         if not self.nesterov:
             return m * n.r1 if self.bias_correction else m

@@ -17,7 +17,7 @@ _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 @dataclasses.dataclass(frozen=True)
 class ScaleByNorMuon(ScaleByMuon):
-    """Muon whose factor's rows are divided by the roots of an average of their mean squares.
+    """Muon with rows of the factor divided by the roots of an average of their mean squares.
 
     Attributes:
         beta2: rate of that average.

@@ -1,4 +1,4 @@
-"""SGD whose errors of rounding weights go into the momentum. Contract: A23. Vectors: sgd_fed_back."""
+"""SGD with rounding errors of weights in the momentum. Contract: A23. Vectors: sgd_fed_back."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from halfstep_spec.storage.formats import Format
 
 @dataclasses.dataclass(frozen=True)
 class SGDFedBack(FedBackRule):
-    """The whole step of SGD: it rounds weights, and what this leaves out goes into the sum of gradients.
+    """The whole step of SGD: it rounds weights, and adds the rounding error to the sum of gradients.
 
     Attributes:
         peak_lr: the largest learning rate of the run, as far as it is known; 0 for that of this step.
@@ -29,7 +29,7 @@ class SGDFedBack(FedBackRule):
     trace: Moment = moment("decay", dtype="accumulator_dtype", rounding="rounding")
 
     def corrections(self, count: int) -> Mapping[str, Any]:
-        """Return what errors are multiplied by, where no gap bounds it."""
+        """Return the factor of errors, if no gap bounds it."""
         return {"back": self.back(self.decay, count, np.ones(AHEAD, np.float32), self.nesterov)}
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:

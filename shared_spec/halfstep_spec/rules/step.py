@@ -55,14 +55,14 @@ class Step:
         return param_storage(self.param_storage, self.param_dtype)
 
     def links(self, learning_rate) -> tuple[Links, Links]:
-        """Return the links in front of the update rule, and those behind it."""
+        """Return the links in front of the update rule, and the links behind it."""
         link = AddDecayedWeights(self.weight_decay, cautious=self.decay == "cautious")
         decay = (link,) if self.weight_decay else ()
         before, after = {"l2": (decay, ()), "decoupled": ((), decay), "cautious": ((), decay)}[self.decay]
         return before, (*after, ScaleByLearningRate(learning_rate))
 
     def init(self, p: np.ndarray) -> StepState:
-        """Return the state of a leaf whose weights have the patterns `p`."""
+        """Return the state of a leaf with weights of the patterns `p`."""
         return StepState(self.rule.init(p.shape), self.storage.init(p))
 
     def float32_params(self, p: np.ndarray, state: StepState) -> np.ndarray:
@@ -90,7 +90,7 @@ class Step:
 
 
 def _through(links: Links, u: np.ndarray, p32: np.ndarray) -> np.ndarray:
-    """Return what links without a state make of an update."""
+    """Return an update after links without a state."""
     for link in links:
         u, _ = link.step(u, link.init(u.shape), "", p32)
     return u

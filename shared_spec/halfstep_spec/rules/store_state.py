@@ -20,7 +20,7 @@ class _ChosenArray(StoredMoment):
     """A state array of another rule: stored in a format, or, where that is not for its shape, left alone.
 
     Attributes:
-        name: of the array; its words are those of this and the leaf's name, such as "mu/w".
+        name: of the array; its words follow this and the leaf's name, such as "mu/w".
         inner: how the rule itself stores it: plain.
     """
 
@@ -37,7 +37,7 @@ class _ChosenArray(StoredMoment):
         return super().format(shape) if self.chosen(shape) else self.inner.format(shape)
 
     def decode(self, stored: Encoded, step: int, leaf: str) -> np.ndarray:
-        """Return what the rule reads: rounded to the dtype in which it keeps the array."""
+        """Return the values that the rule reads: rounded to the dtype in which it keeps the array."""
         values = super().decode(stored, step, leaf)
         plain = self.inner.format(stored.array_shape)
         return plain.decode(plain.encode(values, None))
@@ -56,7 +56,7 @@ class StoreState(Rule):
     """Keep the state arrays of `rule` in a format.
 
     Attributes:
-        rule: whose moments are plain.
+        rule: a rule with plain moments.
         dtype: of the stored arrays.
         rounding: "stochastic" or "nearest".
         select: names of the moments that are stored; None for all.
@@ -70,7 +70,7 @@ class StoreState(Rule):
 
     @property
     def moments(self) -> dict[str, StoredMoment]:
-        """What the rule keeps, as it is stored here."""
+        """The arrays of the rule, as they are stored here."""
         chosen = self.rule.moments.keys() if self.select is None else self.select
         return {
             name: self._stored(name, inner) if name in chosen else inner
@@ -78,7 +78,7 @@ class StoreState(Rule):
         }
 
     def numbers(self, count: int) -> Any:
-        """Return those of the rule."""
+        """Return the numbers of the rule."""
         return self.rule.numbers(count)
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ class ScaleByTrustRatio(Rule):
         min_ratio: a lower bound on the ratio.
         max_ratio: an upper bound.
         power: to which the quotient is raised, before it is bounded; None: as it is.
-        exact: norms are those of N2, of one array.
+        exact: norms of one array follow N2.
     """
 
     scope = "parameter"

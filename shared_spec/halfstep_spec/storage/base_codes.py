@@ -1,4 +1,4 @@
-"""What a `Format` asks of its codes, of whatever kind.
+"""The interface of codes, of any kind, that a `Format` uses.
 
 Contract: F3 to F5. Elementwise: which elements share a scale is decided in `formats.py`.
 """
@@ -10,14 +10,14 @@ NAN_SCALE = 255
 
 
 class Codes:
-    """What a `Format` asks of its codes.
+    """The interface of codes that a `Format` uses.
 
     Attributes:
         dtype: the label of the codes in golden vectors.
         signed: whether negative values can be stored.
         packed: whether they are of 4 bits, two of them kept in a byte; `Format` packs them.
         nan_in_scale: whether a NaN marks its block, since there is no code for it.
-        for_second_moments: whether they hold small positive numbers beside large ones well enough for those.
+        for_second_moments: whether they hold small positive numbers beside large ones well enough.
         dithered: whether one word serves a block, and is asked for again by `decode`.
         half_gap: half the largest relative gap between neighbours, subnormal numbers aside (contract F3).
         carry: added to the pattern of a block's maximum: past the largest code it reaches the next exponent.
@@ -47,7 +47,7 @@ class Codes:
         raise NotImplementedError
 
     def scale(self, block_max: np.ndarray) -> np.ndarray:
-        """Return the scale bytes of blocks whose largest magnitudes are `block_max`: uint8."""
+        """Return the scale bytes, uint8, of blocks with the largest magnitudes `block_max`."""
         bits = block_max.view(np.uint32).astype(np.int64)
         return np.clip(bits + self.carry >> 23, *self.scale_range).astype(np.uint8)
 
@@ -56,13 +56,13 @@ class Codes:
     ) -> np.ndarray:
         """Round float32 to codes, by uint32 words or to nearest.
 
-        `scale` has the byte of every element; None in a format without. What is `nonzero` is not stored as
-        zero.
+        `scale` has the byte of every element; None in a format without. Numbers marked `nonzero` are not
+        stored as zero.
         """
         raise NotImplementedError
 
     def decode(
         self, codes: np.ndarray, scale: np.ndarray | None, words: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return the float32 values: exact. `words` are those with which dithered codes were made."""
+        """Return the float32 values: exact. `words` made the codes, if these are dithered."""
         raise NotImplementedError

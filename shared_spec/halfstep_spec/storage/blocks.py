@@ -8,7 +8,7 @@ import numpy as np
 def block_layout(shape: tuple[int, ...], block_size: int | str | None) -> tuple[tuple[int, ...], int, int]:
     """Return (leading shape, length of the run, block size) of an array.
 
-    A run is the fewest trailing axes whose product reaches `block_size`, or all axes where none does. Blocks
+    A run is the fewest trailing axes with a product of at least `block_size`, or all axes if none has. Blocks
     stand along it, and the last block of a run may be short. "row" is one block per last-axis row, None a
     single block.
     """

@@ -1,4 +1,4 @@
-"""The codes of state formats by name; those in units of another moment are in `relative_codes.py`.
+"""The codes of state formats by name; codes in units of another moment are in `relative_codes.py`.
 
 Contract: F5 to F10, F16, F17, F21.
 """

@@ -50,7 +50,7 @@ class PlainCodes(Codes):
 
 @dataclasses.dataclass(frozen=True)
 class SignedCodes(PlainCodes):
-    """Floats with a sign and a scale: a code's number times 2^(byte - 127 - e) is what was stored.
+    """Floats with a sign and a scale: the stored value is a code's number times 2^(byte - 127 - e).
 
     e is the exponent of the largest code.
     """
@@ -62,7 +62,7 @@ class SignedCodes(PlainCodes):
 
     @property
     def carry(self) -> int:
-        """What is missing from the significand of the largest code to that of the next power of two."""
+        """The gap between the significand of the largest code and that of the next power of two."""
         return 0x7FFFFF - (int(self._largest.view(np.uint32)) & 0x7FFFFF)
 
     @property
@@ -101,7 +101,7 @@ class SignedCodes(PlainCodes):
 
 
 INT8 = FloatFormat("int8", 0, 7, -6, 127, 128, 128)
-"""The integers as a float format whose every number is subnormal, with quantum 1: one rounding serves all.
+"""The integers as a float format of subnormal numbers with quantum 1: one rounding serves all.
 
 The code of NaN is that of -0, which integers do not have.
 """
@@ -116,7 +116,7 @@ class IntegerCodes(SignedCodes):
 
     @property
     def for_second_moments(self) -> bool:
-        """What is lifted to 1/127 of the largest is lifted by orders."""
+        """Small numbers are raised to 1/127 of the largest, by orders of magnitude."""
         return False
 
     @property

@@ -45,7 +45,7 @@ class Format:
         min_size: smaller arrays are kept in float32.
         min_ndim: so are arrays of fewer axes.
         scale: "power_of_two", or "fine": of three significant bits, for integers.
-        relative: whether what is stored is in units of the root of a second moment, which is not known here.
+        relative: whether stored values are in units of the root of a second moment, which is not known here.
     """
 
     dtype: str
@@ -65,7 +65,7 @@ class Format:
 
     @property
     def codes(self) -> Codes:
-        """What the codes are."""
+        """The codes of the format."""
         if self.scale == "fine":
             return FINE_CODES[self.dtype]
         if self.relative and not self.scaled:
@@ -79,7 +79,7 @@ class Format:
 
     @property
     def power_unit(self) -> bool:
-        """Whether what is stored is in units of the power of two of a `uroot4_e4m4` beside it (F18)."""
+        """Whether stored values are in units of the power of two of a `uroot4_e4m4` beside it (F18)."""
         return self.relative and self.dtype == "mulaw8"
 
     @property
@@ -101,7 +101,7 @@ class Format:
             x: float32.
             words: uint32 words for stochastic rounding, or None for nearest; where codes are dithered, they
                 are alike throughout a block.
-            keep_nonzero: whether what is not zero may not be stored as zero: "always" (a second moment),
+            keep_nonzero: whether other numbers may not be stored as zero: "always" (a second moment),
                 "never", or "where_nonnegative": in blocks without a negative number (contract S4).
         """
         if not self.scaled:
@@ -121,8 +121,8 @@ class Format:
         """Return the float32 values of codes and scales: exact.
 
         Args:
-            stored: what `encode` returned.
-            words: with which it was made, where codes are dithered; of no use elsewhere.
+            stored: the result of `encode`.
+            words: of `encode`, if codes are dithered; ignored otherwise.
         """
         codes, scale, shape = stored
         if scale is None:

@@ -56,7 +56,7 @@ def power_of_root(codes: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class FourthRootCodes(Codes):
-    """Floats of four exponent and four mantissa bits, from `_BASE` up: the fourth roots of what is stored.
+    """Floats of four exponent and four mantissa bits, from `_BASE` up: the fourth roots of the stored values.
 
     There is no zero. Code 255 is NaN; finite numbers past the largest code get that.
     """
@@ -116,7 +116,7 @@ class MuLawCodes(Codes):
 
 
 def _added(bits: np.ndarray, words: np.ndarray | None) -> np.ndarray:
-    """Return what is added to patterns before they are cut: R3, or for nearest, ties to even, R2."""
+    """Return the number added to patterns before they are cut: R3, or for nearest, ties to even, R2."""
     if words is None:
         return (1 << _DROP - 1) - 1 + (bits.astype(np.int64) >> _DROP & 1)
     return 8 * (np.asarray(words, np.uint32).astype(np.int64) >> 16) + 4

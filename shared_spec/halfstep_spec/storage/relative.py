@@ -11,9 +11,9 @@ from halfstep_spec.storage.formats import Format
 from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
 
 LARGEST_BOUND = 7.5
-"""What codes without a scale hold."""
+"""The largest number of codes without a scale."""
 _SMALLEST_NORMAL = np.float32(2.0**-126)
-# The largest float32 numbers whose scale of F14 is a number: 12288 times 127, and about 12288 times 7.
+# The largest float32 numbers with a finite scale of F14: 12288 times 127, and about 12288 times 7.
 _LARGEST = {"int8": np.uint32(0x49BE8000).view(np.float32), "int4": np.uint32(0x47A7FFFF).view(np.float32)}
 
 

@@ -15,17 +15,17 @@ from halfstep_spec.storage.fourth_root_codes import MuLawCodes
 from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
-# What the range of codes without a scale must hold: 7.27 at b1 = 0.9 and b2 = 0.999, and some.
+# The range of codes without a scale must hold 7.27, at b1 = 0.9 and b2 = 0.999, and some more.
 _BOUND = np.float32(7.5)
 _PAST = np.float32(8.0)
 _INT8_NAN = np.int8(-128)
-# Below this share of a unit what is stored is exact zero: an average that decays ends there.
+# Below this share of a unit the stored value is exact zero: an average that decays ends there.
 _DEAD = np.float32(1 / 16)
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedCodes(Codes):
-    """Floats or integers under one scale, that of a block whose largest magnitude is 7.5: none is stored.
+    """Floats or integers under one scale, that of a block with the largest magnitude 7.5: none is stored.
 
     Attributes:
         scaled: the codes under that scale.
@@ -68,7 +68,7 @@ class FixedCodes(Codes):
 
 @dataclasses.dataclass(frozen=True)
 class FineIntegerCodes(Codes):
-    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored.
+    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: the stored value is q s.
 
     Attributes:
         largest: K.
@@ -80,7 +80,7 @@ class FineIntegerCodes(Codes):
 
     @property
     def scale_range(self) -> tuple[int, int]:
-        """Those of `ufloat8_e6m2` that are numbers."""
+        """The bytes of `ufloat8_e6m2` that are numbers."""
         return 1, NAN_SCALE - 1
 
     @property
@@ -109,7 +109,7 @@ class FineIntegerCodes(Codes):
         return codes.view(np.int8).astype(np.float32) * self._unit(scale)
 
     def _ratio(self, x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Return x / s, a quotient: of what was stored, the integer that it was."""
+        """Return the quotient x / s: for a stored value, its integer."""
         return np.where(np.isfinite(x), x, np.float32(0)) / self._unit(np.minimum(scale, NAN_SCALE - 1))
 
     def _unit(self, scale: np.ndarray) -> np.ndarray:
@@ -118,7 +118,7 @@ class FineIntegerCodes(Codes):
 
 @dataclasses.dataclass(frozen=True)
 class DitheredCodes(FineIntegerCodes):
-    """Integers from -7 to 7 in four bits, rounded with a dither d: (q - d) s is what was stored.
+    """Integers from -7 to 7 in four bits, rounded with a dither d: the stored value is (q - d) s.
 
     The code is q + 8; 0 is exact zero, the code of zero alone. d is a number of the word, in (-1/2, 1/2).
     """

@@ -61,7 +61,7 @@ class RootCodes(Codes):
 
 
 def _drawn(words: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """Return what is added to a place before it is cut, so that the mean of the root's square is kept.
+    """Return the number added to a place before it is cut, so that the mean of the root's square is kept.
 
     Of a uniform d it is d - d (1 - d) / (2 R), R = 261 root.
     """
@@ -74,8 +74,8 @@ def _drawn(words: np.ndarray, inverse: np.ndarray) -> np.ndarray:
 def eighth_root(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return y^(1/8) to within 2.1 x 2^-24 of it, and about y^(-1/8): by products, sums and a shift.
 
-    Two of Newton's steps to y^(-1/8), the first with a constant that halves what it leaves; then the root
-    from that, and what it is short of by its own eighth power.
+    Two of Newton's steps to y^(-1/8), the first with a constant that halves its error; then the root
+    from that, and a correction by its own eighth power.
 
     Args:
         y: float32, from 2^-46 to 4.

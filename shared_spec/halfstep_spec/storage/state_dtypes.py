@@ -1,4 +1,4 @@
-"""What a moment's dtype may be: a plain one, one with block scales, or codes of a table.
+"""The dtypes of moments: a plain one, one with block scales, or codes of a table.
 
 Contract: F1, F4 to F11.
 """

@@ -1,4 +1,4 @@
-"""How an update rule stores one of its moments: in which format, rounded how, with whose words.
+"""How an update rule stores one of its moments: in which format, with which rounding and words.
 
 Contract: F1 to F3, F15. It stands between the rules, which know moments, and the formats, which know codes.
 """
@@ -22,7 +22,7 @@ class StoredMoment:
         rounding: "nearest", "stochastic", "feedback", which is stochastic too, or "auto": nearest, unless an
             average of rate `b` then falls short.
         role: of its random words.
-        keep_nonzero: whether what is not zero may not be stored as zero: see `Format.encode`.
+        keep_nonzero: whether other numbers may not be stored as zero: see `Format.encode`.
         seed: of its random words.
         b: the decay rate; None where it is no average, and nothing falls short.
         shape: of the moment, from that of the weights.
@@ -51,11 +51,11 @@ class StoredMoment:
         return as_format(self.dtype).for_shape(shape)
 
     def zeros(self, shape) -> Encoded:
-        """Return what a rule starts from."""
+        """Return the state before the first step."""
         return self.format(shape).zeros(shape)
 
     def decode(self, stored: Encoded, step: int, leaf: str) -> np.ndarray:
-        """Return the float32 values of what is stored: exact.
+        """Return the float32 values of stored arrays: exact.
 
         Args:
             stored: codes and scales.
@@ -68,7 +68,7 @@ class StoredMoment:
         )
 
     def round(self, moment: np.ndarray, step: int, leaf: str) -> tuple[Encoded, np.ndarray]:
-        """Round a float32 moment to its format, once; return what is stored, and its float32 values.
+        """Round a float32 moment to its format, once; return the stored arrays and their float32 values.
 
         Args:
             moment: float32.

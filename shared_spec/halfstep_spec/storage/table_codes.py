@@ -13,7 +13,7 @@ from halfstep_spec.storage.tables import Table, decode_table, encode_table
 
 @dataclasses.dataclass(frozen=True)
 class TableCodes(Codes):
-    """Numbers of a table: that of a code times 2^(byte - 127) is what was stored.
+    """Numbers of a table: the stored value is the number of a code times 2^(byte - 127).
 
     Attributes:
         table: of the codes.

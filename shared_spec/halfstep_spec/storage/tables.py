@@ -39,7 +39,7 @@ class Table:
 
     @property
     def zero(self) -> int:
-        """The index whose code is 0: that of zero, or of the first number where there is no zero."""
+        """The index with the code 0: that of zero, or of the first number if there is no zero."""
         return self.exact.index(Fraction(0)) if self.has_zero else 0
 
     @property
@@ -50,10 +50,10 @@ class Table:
 
     @property
     def carry(self) -> int:
-        """What brings the pattern of a maximum to the exponent field of its scale byte.
+        """The number that brings the pattern of a maximum to the exponent field of its scale byte.
 
         The smallest number below zero is nearer than -1: a maximum must fit on either side, or the mean of
-        what is rounded would be too near to zero.
+        rounded numbers would be too near to zero.
         """
         end = np.float32(-self.values[0]) if self.signed else np.float32(1)
         mantissa = int(end.view(np.uint32)) & 0x7FFFFF

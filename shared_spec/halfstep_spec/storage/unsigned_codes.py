@@ -34,7 +34,7 @@ class UnsignedCodes(Codes):
 
     @property
     def scale_range(self) -> tuple[int, int]:
-        """All binades of a block are those of normal float32 numbers."""
+        """All binades of a block are binades of normal float32 numbers."""
         return 2**self.format.exponent_bits - 1, 253
 
     def encode(self, x, scale, words, nonzero) -> np.ndarray:
@@ -55,7 +55,7 @@ class PlainUnsignedCodes(UnsignedCodes):
     nan_in_scale = False
 
     def encode(self, x, scale, words, nonzero) -> np.ndarray:
-        """Return codes; of what is not finite, that of NaN."""
+        """Return codes; the code of NaN for numbers that are not finite."""
         codes = encode_unsigned(x, words, self.format, self.format.fixed_base)
         return np.where(np.isfinite(x), codes, NAN_CODE).astype(np.uint8)
 

@@ -26,7 +26,7 @@ class UnsignedFloat:
     fixed: int | None = None
 
     def base(self, byte: np.ndarray | int):
-        """Return the base whose top but one binade is that of float32 exponent field `byte`."""
+        """Return the base for which the top binade but one has the float32 exponent field `byte`."""
         lowest = byte - (2**self.exponent_bits - 2)
         return lowest << self.mantissa_bits
 
@@ -46,14 +46,14 @@ UNSIGNED_FLOATS = {
     )
 }
 NAN_CODE = 255
-"""NaN in a format without a scale, and what is past its largest number."""
+"""NaN in a format without a scale, and numbers past its largest one."""
 
 
 def encode_unsigned(x: np.ndarray, words: np.ndarray | None, fmt: UnsignedFloat, base) -> np.ndarray:
     """Round non-negative float32 `x` to codes: add the word or one half, cut the pattern, clamp.
 
     Args:
-        x: float32, not negative; what is not finite is the caller's business.
+        x: float32, not negative; the caller handles numbers that are not finite.
         words: uint32, or None for nearest, ties to even.
         fmt: the format.
         base: of every element, or one for all.
@@ -70,7 +70,7 @@ def encode_unsigned(x: np.ndarray, words: np.ndarray | None, fmt: UnsignedFloat,
 
 
 def _root_term(bits: np.ndarray, fmt: UnsignedFloat) -> np.ndarray:
-    """Return what rounding adds so that it keeps the mean of x^(1/4), and not of x.
+    """Return the number that rounding adds to keep the mean of x^(1/4), and not of x.
 
     A step divides by the root of a second moment, so E[x^(-1/2)] must be right; by Jensen's inequality that
     calls for 1/4. Let f be the fraction that is cut off, and k 3/8 of the gap, divided by the number that is

@@ -1,7 +1,7 @@
-"""A 16-bit float without a sign, for second moments: what the sign would take goes to the mantissa.
+"""A 16-bit float without a sign, for second moments: the bit of the sign belongs to the mantissa.
 
 Contract: F21. Vectors: formats. Its numbers times 2^80 are float32 numbers from 2 up, cut to nine bits of
-mantissa, and codes are the patterns of these, less what all have in common.
+mantissa, and codes are the patterns of these, minus the bits that all share.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ _FIRST = 1 << 16
 _UP = np.float32(2.0**80)
 _DOWN = np.float32(2.0**-80)
 NAN_CODE = 65535
-"""NaN, and what is past the largest number."""
+"""NaN, and numbers past the largest one."""
 LARGEST = np.float32((2 - 2.0**-9) * 2.0**47)
 
 
@@ -33,7 +33,7 @@ class UnsignedHalfCodes(Codes):
         return 2.0**-10
 
     def encode(self, x, scale, words, nonzero) -> np.ndarray:
-        """Return codes; what is below the smallest number gets that."""
+        """Return codes; numbers below the smallest one get its code."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             bits = np.maximum(np.asarray(x, np.float32) * _UP, np.float32(2)).view(np.uint32)
         bits = bits.astype(np.int64)

@@ -20,7 +20,7 @@ class RoundStochastically(WeightRule):
 
 
 class Compensate(WeightRule):
-    """Keep what rounding has lost, in bfloat16, and add it to the next update (contract P4).
+    """Keep the rounding error in bfloat16, and add it to the next update (contract P4).
 
     Source: W. Kahan, "Further remarks on reducing truncation errors", CACM 8(1), 1965; for bfloat16 weights
     P. Zamirai et al., "Revisiting BFloat16 training", arXiv:2010.06192, section 4.

@@ -54,8 +54,8 @@ class SplitWeight:
         top, low = 1 << (narrow.bits - 1), extra.astype(np.int64)
         sign, magnitude = p.astype(np.int64) & top, p.astype(np.int64) & (top - 1)
         rounded_up = low >> (k - 1)
-        # A zero that was rounded up, an infinity that was not: the low bits are those of another weight. Of
-        # bfloat16 all are whose number is below the smallest one.
+        # A zero that was rounded up, an infinity that was not: the low bits belong to another weight. In
+        # bfloat16 so do all with a number below the smallest one.
         head, lowest = magnitude - rounded_up, 1 if self.dtype == "bfloat16" else 0
         other = (head < lowest) | ((head == narrow.overflow_code) & (rounded_up == 0))
         low, rounded_up = np.where(other, 0, low), np.where(other, 0, rounded_up)

@@ -1,4 +1,4 @@
-"""What a way to store weights is, applying an update, and weights rounded to nearest. Contract: P1, P6."""
+"""The interface of weight storages, applying an update, and weights rounded to nearest. Contract: P1, P6."""
 
 import dataclasses
 from typing import Any

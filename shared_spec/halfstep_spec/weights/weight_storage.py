@@ -20,6 +20,6 @@ PARAM_STORAGES: dict[str, Callable[[str], WeightRule]] = {
 
 
 def param_storage(name: str, dtype: str) -> WeightRule:
-    """Return how weights of a dtype are stored; those that hold all of float32 need none (contract P6)."""
+    """Return how weights of a dtype are stored; float32 and wider weights need no storage (contract P6)."""
     wide = FLOAT_FORMATS[dtype].bits == 32
     return NearestWeights(dtype) if wide else PARAM_STORAGES[name](dtype)
