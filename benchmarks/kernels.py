@@ -1,19 +1,30 @@
 """Time steps by generated kernels on a CPU over torch's AdamW and over a copy of their bytes.
 
-    python benchmarks/kernels.py [--threads 1] [--rounds 7] [--recipes sixteen_bit one_pass eight_bit]
+    python benchmarks/kernels.py [--threads 1] [--rounds 7] [--recipes sixteen_bit eight_bit]
 
 Weights are bfloat16. The contenders of a case are interleaved; a row has ratios of medians of processor time.
+"kernel over copy" is the time in the kernels alone. The last rows are of the default: its first step without
+a stored library, a warm step, and the host's part of a warm step, which is all but the kernels. Instructions
+on a GPU are counted by `compiled_torch.py`.
 """
 
 import argparse
+import os
 import random
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+import unittest.mock
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+from host_time import count_calls
 
 import halfstep_torch as hs
+from halfstep_torch.engine.kernels.c_kernel import CKernel
 
 _DRAWN = random.Random(0)
 CASES = {
@@ -23,6 +34,19 @@ CASES = {
     "1,000 of 16-500": [(_DRAWN.randint(16, 500),) for _ in range(1000)],
     "100 of 40k": [(200, 200)] * 100,
 }
+AIMS = {"sixteen_bit": (0.46, 0.40, 0.35, 0.30, 0.40), "one_pass": (0.55,), "eight_bit": (1.2,)}
+"""What a step may take of torch's foreach, by recipe and case."""
+
+_FIRST = """
+import os, torch, halfstep_torch as hs
+torch.set_num_threads(1)
+p = torch.nn.Parameter(torch.randn(2048, 2048).bfloat16())
+p.grad = torch.ones_like(p)
+optimizer = hs.AdamW([("w", p)], lr=1e-3, compile=True)
+before = sum(os.times()[:4])
+optimizer.step()
+print(sum(os.times()[:4]) - before)
+"""
 
 
 def weights(shapes: list[tuple[int, ...]]) -> list[torch.nn.Parameter]:
@@ -33,31 +57,86 @@ def weights(shapes: list[tuple[int, ...]]) -> list[torch.nn.Parameter]:
     return made
 
 
-def contenders(shapes: list[tuple[int, ...]], recipe: str) -> dict[str, Callable]:
-    """Return the steps of a case, and a copy of the 14 bytes that a default step moves for each weight."""
+def ours(shapes: list[tuple[int, ...]], recipe: str = "sixteen_bit") -> hs.AdamW:
+    """Return our optimizer of new weights."""
     named = [(f"w{i}", p) for i, p in enumerate(weights(shapes))]
-    ours = hs.AdamW(named, lr=1e-3, compile=True, **getattr(hs.recipes, recipe))
+    return hs.AdamW(named, lr=1e-3, compile=True, **getattr(hs.recipes, recipe))
+
+
+def contenders(shapes: list[tuple[int, ...]], recipe: str) -> dict[str, Callable[[], object]]:
+    """Return the steps of a case, and a copy of the 14 bytes that a default step moves for each weight."""
     foreach = torch.optim.AdamW(weights(shapes), lr=1e-3, foreach=True)
     fused = torch.optim.AdamW(weights(shapes), lr=1e-3, fused=True)
-    source = torch.zeros(7 * sum(p.numel() for _, p in named), dtype=torch.uint8)
+    source = torch.zeros(7 * sum(p.numel() for p in weights(shapes)), dtype=torch.uint8)
     target = torch.zeros_like(source)
     return {
-        "halfstep": ours.step,
+        "halfstep": ours(shapes, recipe).step,
         "foreach": foreach.step,
         "fused": fused.step,
         "copy": lambda: target.copy_(source),
     }
 
 
-def medians(steps: dict[str, Callable], rounds: int) -> dict[str, float]:
-    """Return median seconds, interleaved."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds + 2):
-        for name, step in steps.items():
-            start = time.process_time()
-            step()
-            times[name].append(time.process_time() - start)
+@contextmanager
+def in_kernels(times: list[float], *, run: bool = True) -> Iterator[None]:
+    """Add up the processor time in kernels in the last item of `times`; or do not `run` them."""
+    call = CKernel.__call__
+
+    def timed(self: CKernel, *arguments: Any) -> None:
+        start = time.process_time()
+        if run:
+            call(self, *arguments)
+        times[-1] += time.process_time() - start
+
+    with unittest.mock.patch.object(CKernel, "__call__", timed):
+        yield
+
+
+def medians(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return median seconds, interleaved, and those of the kernels."""
+    times: dict[str, list[float]] = {name: [] for name in (*steps, "kernel")}
+    with in_kernels(times["kernel"]):
+        for _ in range(rounds + 2):
+            times["kernel"].append(0.0)
+            for name, step in steps.items():
+                start = time.process_time()
+                step()
+                times[name].append(time.process_time() - start)
     return {name: statistics.median(of_step[2:]) for name, of_step in times.items()}
+
+
+def print_case(recipe: str, case: str, rounds: int, aim: float | None) -> None:
+    """Print the row of a case."""
+    found = medians(contenders(CASES[case], recipe), rounds)
+    ratios = {f"over {name}": found["halfstep"] / found[name] for name in ("foreach", "fused", "copy")}
+    ratios["kernel over copy"] = found["kernel"] / found["copy"]
+    text = "   ".join(f"{name} {ratio:5.2f}" for name, ratio in ratios.items())
+    print(f"{recipe:12s} {case:16s} {text}" + (f"   aim over foreach {aim}" if aim else ""), flush=True)
+
+
+def print_host(rounds: int) -> None:
+    """Print what the host does: in a first step, and in a warm one."""
+    environment = os.environ | {"HALFSTEP_KERNELS": ""}
+    first = subprocess.run([sys.executable, "-c", _FIRST], env=environment, capture_output=True, check=True)
+    print(f"first step, no stored library: {float(first.stdout):.2f} processor seconds   aim 0.6")
+    hundred = ours([(64, 64)] * 100)
+    for _ in range(3):
+        hundred.step()
+    calls = count_calls(hundred.step)
+    print(f"warm step, 100 weights: {calls['calls']} Python calls, {calls['files']} files   aim 40, 10")
+    for count in (1, 148, 1000):
+        optimizer, fused = ours([(16,)] * count), torch.optim.AdamW(weights([(16,)] * count), fused=True)
+        least = {"host": float("inf"), "fused": float("inf")}
+        optimizer.step()  # which compiles
+        with in_kernels([0.0], run=False):
+            for _ in range(20 * rounds):
+                for name, step in (("host", optimizer.step), ("fused", fused.step)):
+                    start = time.process_time()
+                    step()
+                    least[name] = min(least[name], time.process_time() - start)
+        print(
+            f"host's part, {count} weights: over torch fused {least['host'] / least['fused']:.2f}   aim 0.5"
+        )
 
 
 def main() -> None:
@@ -67,17 +146,15 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--recipes", nargs="+", default=["sixteen_bit", "one_pass", "eight_bit"])
+    parser.add_argument("--recipes", nargs="*", default=["sixteen_bit", "one_pass", "eight_bit", "four_bit"])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     for recipe in arguments.recipes:
-        for case, shapes in CASES.items() if recipe == "sixteen_bit" else [*CASES.items()][:1]:
-            found = medians(contenders(shapes, recipe), arguments.rounds)
-            ratios = [
-                f"over {name} {found['halfstep'] / found[name]:5.2f}" for name in ("foreach", "fused", "copy")
-            ]
-            print(f"{recipe:12s} {case:16s} {'   '.join(ratios)}", flush=True)
+        aims = dict(zip(CASES, AIMS.get(recipe, ()), strict=False))
+        for case in CASES if recipe == "sixteen_bit" else [*CASES][:1]:
+            print_case(recipe, case, arguments.rounds, aims.get(case))
+    print_host(arguments.rounds)
 
 
 if __name__ == "__main__":
