@@ -249,7 +249,8 @@ class _Kernel:
         if op in ("table", "iota", "slice", "pad", "cat", "pow", "amin", "all"):
             raise NoGeneratedForm(op)
         given = [_operand(arg, node) for arg in node.args]
-        if op == "mul" and _is_index(node.args[0]):
+        # The product of `offs` leaves the loop. Kernels with blocks, but no tables, lack registers for it.
+        if op == "mul" and _is_index(node.args[0]) and (self.tables or not self.cut):
             return f"{given[0]} * {given[1]} if REST else index.to(tl.int32) * {given[1]} + offs * {given[1]}"
         if op in ("minimum", "maximum"):
             nan = ", propagate_nan=tl.PropagateNan.ALL" if is_float(node.dtype) else ""
