@@ -141,8 +141,7 @@ class Launch:
             steps = self._counts.next()
         except Exception:  # what is wrong with it, the build says
             reading = None
-        stay = not self._actions or all([action.stays() for action in self._actions])
-        if reading is None or steps[self._places].min() < 1 or not stay:
+        if reading is None or steps[self._places].min() < 1:
             self._lacks = False
             return False
         self._set_steps(steps)
@@ -263,14 +262,8 @@ class Launch:
     def run(self) -> None:
         """Step the batches and count each when it ends: weights, state and counts change."""
         waiting = []
-        for action in self._actions:
-            action.begin()
         for batch in self.batches:
-            for action in self._actions:
-                action.before(batch)
             waiting += run_batch(batch, step_apart, self._scaled.get(id(batch)))
-            for action in self._actions:
-                action.after(batch)
             self._counts.set(self._steps, batch.ending)
         # What has come to a rule that sees more than is here waits until all that do so have come to it.
         while waiting:

@@ -41,7 +41,7 @@ from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.optimizer_state.saved_state import load, may_make_state, with_headers
 from halfstep_torch.sharded.agreement import Agreement
 from halfstep_torch.sharded.exchange import meshes_of
-from halfstep_torch.sharded.streamed_state import state_home
+from halfstep_torch.sharded.host_state import state_home
 
 _PARAMS = operator.itemgetter("params")
 _PICKLED = ("_tx", "_compile", "_schedule", "_choices", "_home", "_half_loaded", "nameless_before")
@@ -80,11 +80,10 @@ class Optimizer(torch.optim.Optimizer):
             step. True waits for the compiler and raises without one. False uses plain steps.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them. Empty: names are not looked for either, and words follow the order.
-        state_device: "cpu" keeps state on the host. A step brings it to the device of its weights in two
-            pieces of 16 million elements. They are the two longest parameters where a norm is measured or
-            rows are no whole blocks. The bits are the same. State of a shard whose step exchanges words stays
-            with its weights. On CUDA this is unproven until `make gpu` has run. None: state is where its
-            weights are.
+        state_device: "cpu" keeps state on the host, in pinned memory that the kernels of a GPU read and write
+            over the bus. The bits are the same. Plain steps copy it in pieces. State of a shard whose step
+            exchanges words stays with its weights. On CUDA this is unproven until `make gpu` has run. None:
+            state is where its weights are.
 
     Raises:
         TypeError: if an argument, a parameter or a group's value is of a wrong type.

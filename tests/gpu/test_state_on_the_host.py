@@ -1,4 +1,4 @@
-"""State on the host, streamed to a device: the bits of state beside the weights, whatever overlaps."""
+"""State in pinned memory, which a device reads over the bus: the bits of state beside the weights."""
 
 import functools
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import halfstep_torch as hs
-from halfstep_torch.sharded import streamed_state
+from halfstep_torch.sharded import host_state
 
 SHAPES = [(512, 1024), (300, 64), (9000,), (7,), ()]
 MAKES = {
@@ -40,11 +40,11 @@ def here(x: torch.Tensor) -> torch.Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
+@pytest.mark.parametrize("compile", [False, True], ids=["plain", "kernels"])
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-def test_streamed_state_has_the_bits_of_state_on_the_device(make, place, device, monkeypatch):
-    monkeypatch.setattr(streamed_state, "_PIECE", 1 << 16)
-    if device == "cpu":  # the same code, with one arena for the other
-        monkeypatch.setattr(streamed_state, "is_away", lambda device: True)
+def test_state_on_the_host_has_the_bits_of_state_on_the_device(make, compile, place, device, monkeypatch):
+    if device == "cpu":  # the same code, with one memory for the other
+        monkeypatch.setattr(host_state, "is_away", lambda device: True)
     runs = []
     for options in ({}, {"state_device": "cpu"}):
         generator = torch.Generator().manual_seed(0)
@@ -52,14 +52,14 @@ def test_streamed_state_has_the_bits_of_state_on_the_device(make, place, device,
             torch.nn.Parameter(place(torch.randn(s, generator=generator).to(device).bfloat16()))
             for s in SHAPES
         ]
-        ours = make([(f"w{i}", p) for i, p in enumerate(params)], compile=False, **options)
+        ours = make([(f"w{i}", p) for i, p in enumerate(params)], compile=compile, **options)
         for _ in range(4):
             for p in params:
                 p.grad = place(torch.randn(p.shape, generator=generator).to(device).bfloat16())
             ours.step()
         runs.append((params, [ours.state[p] for p in params]))
-    (params, states), (streamed, on_host) = runs
-    for p, q in zip(params, streamed, strict=True):
+    (params, states), (others, on_host) = runs
+    for p, q in zip(params, others, strict=True):
         assert torch.equal(here(p).view(torch.int16), here(q).view(torch.int16))
     for state, kept in zip(states, on_host, strict=True):
         for key, array in kept.items():

@@ -305,7 +305,7 @@ def check_finite(caller: str, batches: Sequence[Batch]) -> None:
         marks = {(slot.name, "gradient"): torch.linalg.vector_norm(slot.grad, math.inf) for slot in slots}
         for slot in slots:
             arrays = {key: spec for x in slot.plan.moments for key, spec in x.arrays.items()}
-            marks |= {(slot.name, f"state '{key}'"): _mark(arrays[key], slot.kept[key]) for key in arrays}
+            marks |= {(slot.name, f"state '{key}'"): _mark(arrays[key], slot.state[key]) for key in arrays}
         # The host waits once for all of a batch.
         finite = torch.stack([x.to(batch.device, torch.float32) for x in marks.values()]).isfinite().tolist()
         for (name, what), is_finite in zip(marks, finite, strict=True):

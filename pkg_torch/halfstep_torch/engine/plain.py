@@ -47,10 +47,11 @@ def step_pieces(
     flat = {name: x.view(-1) for name, x in state.items()}
     for start in range(0, n, piece):
         stop = min(start + piece, n)
-        parts = {}
+        kept, parts = {}, {}
         for name, spec in stage.arrays.items():
             first = spec.size(start)
-            parts[name] = flat[name][first : first + spec.size(stop - start)]
+            kept[name] = flat[name][first : first + spec.size(stop - start)]
+            parts[name] = kept[name].to(p.device)
         at, here = index(start, stop), [key[start:stop] if isinstance(key, Tensor) else key for key in keys]
         columns = _columns(stage, here, at >> 32) if stage.sources else here
         at = at.to(p.device)
@@ -58,7 +59,7 @@ def step_pieces(
         stepped, new = stage.run(p[start:stop], g[start:stop], parts, numbers, words)
         (p if out is None else out)[start:stop].copy_(stepped)
         for name, array in new.items():
-            parts[name].copy_(array.view(-1))
+            kept[name].copy_(array.view(-1))
 
 
 def _columns(stage: Stage, keys: Sequence[int | Tensor], high: Tensor) -> Sequence[int | Tensor]:

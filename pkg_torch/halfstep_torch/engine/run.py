@@ -129,7 +129,7 @@ def _step_packed(
     u = None if leaving is None else torch.empty(len(p), dtype=torch.float32, device=p.device)
     stage, numbers = slots[0].plan.stages[k], batch.stage_numbers(k)[batch.steps[places[0]]]
     arrays = {name: [slot.state[name].view(-1) for slot in slots] for name in stage.arrays}
-    state = {name: torch.cat(parts) for name, parts in arrays.items()}
+    state = {name: torch.cat(parts).to(p.device) for name, parts in arrays.items()}
     of_slots = torch.from_numpy(batch.host_keys[:, places])
     keys = of_slots.repeat_interleave(torch.tensor(sizes, device="cpu"), 1).to(p.device)
     at = torch.cat([slot.indices(0, size) for slot, size in zip(slots, sizes, strict=True)])
@@ -161,7 +161,7 @@ def step_array(batch: Batch, k: int, place: int, u: Tensor, op: SharedNorms | No
     """Run the k-th stage on the local part of a parameter, in its shape; return the outgoing update."""
     stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.host_keys[:, place].tolist()
     numbers = batch.stage_numbers(k)[batch.steps[place]]
-    state = {name: slot.state[name].reshape(-1) for name in stage.arrays}
+    state = {name: slot.state[name].reshape(-1).to(batch.device) for name in stage.arrays}
     words = stage.array_words(keys, batch.device)
     out, new_state = stage.run(slot.param.detach(), u, state, numbers, words, op)
     if op is not None and op.shares:

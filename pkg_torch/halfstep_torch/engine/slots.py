@@ -27,8 +27,7 @@ class Slot:
         param: the weights here: the parameter itself, or what of it is in this process.
         counter: the count that the state holds.
         arrays: its state arrays, as the state holds them.
-        kept: of each what is the slot's, row-major.
-        state: the same where it is stepped.
+        state: of each what is here, row-major.
         gathered: whether what is here, of a sharded parameter, is all of it, in memory of ours.
         index: of the parameter among those of the step: an order that all processes share.
         has_all: whether it is all that this process has of the parameter, whose gradient is beside it.
@@ -45,7 +44,6 @@ class Slot:
     param: Tensor = dataclasses.field(init=False)
     counter: Tensor = dataclasses.field(init=False, repr=False)  # once state is attached
     arrays: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    kept: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gathered: bool = False
     index: int = 0
@@ -96,7 +94,7 @@ class Slot:
             state.update(from_bytes(state, {key: spec.dtype for key, spec in specs.items()}))
         self.check_arrays(caller, state)
         self.arrays = {key: state[key] for key in specs}
-        self.state, self.kept, self.counter = self.arrays, self.arrays, state["step"]
+        self.state, self.counter = self.arrays, state["step"]
 
     def check_arrays(self, caller: str, state: State) -> None:
         """Raise TypeError or ValueError for an array that does not fit."""

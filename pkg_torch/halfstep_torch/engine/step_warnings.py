@@ -152,7 +152,7 @@ def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
         if not any(step in batch.numbers for step in _COUNTS):
             continue
         for (second, first), slot in itertools.product(batch.plan.second_moments, batch.slots):
-            if (ends := count_at_ends(second, first, slot.kept)) is not None:
+            if (ends := count_at_ends(second, first, slot.state)) is not None:
                 of_kind = counted.setdefault((second.key, second.format.dtype), {})
                 low, high = map(int, ends)
                 of_kind[slot.name] = (low, high, slot.param.numel())

@@ -4,11 +4,10 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.norms import Share, SharedNorms, exchange
-from halfstep_torch.distributed.shards import is_sharded, local_part
+from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.distributed.whole_arrays import Spread, map_whole
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.run import Leaving, step_array
@@ -75,17 +74,10 @@ def _step_whole(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving
 
 def _map_whole(pieces: Iterable[Piece]) -> None:
     """Run the functions of pieces on the whole updates; every process has the same parameters' pieces."""
-    of_params: dict[int, list[Piece]] = {}
-    for piece in sorted(pieces, key=lambda piece: piece.slot.index):
-        of_params.setdefault(piece.slot.index, []).append(piece)
-    arrays = []
-    for first, *others in of_params.values():
-        owner = first.slot.owner
+    ordered, arrays = sorted(pieces, key=lambda piece: piece.slot.index), []
+    for piece in ordered:
+        owner = piece.slot.owner
         assert is_sharded(owner)
-        local = torch.empty(local_part(owner).shape, dtype=torch.float32, device=owner.device)
-        for piece in (first, *others):
-            piece.slot.local(local).copy_(piece.u)
-        arrays.append(Spread(owner, local, first.function))
-    for local, of_param in zip(map_whole(arrays), of_params.values(), strict=True):
-        for piece in of_param:
-            piece.u = piece.slot.local(local).contiguous()
+        arrays.append(Spread(owner, piece.u, piece.function))
+    for piece, local in zip(ordered, map_whole(arrays), strict=True):
+        piece.u = local.contiguous()

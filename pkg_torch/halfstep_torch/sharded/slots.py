@@ -34,23 +34,17 @@ class PartSlot(Slot):
     It is `gathered` where a rule sees all of a parameter, or a border of a shard cuts a byte of two codes.
 
     Attributes:
-        rows: which rows of the first axis in this process are the slot's; None for all.
         home: where state arrays are kept, if that is another device than that of the weights.
         placed_grad: the gradient here, where that is not what the parameter's own is.
     """
 
-    rows: slice | None = None
     home: torch.device | None = None
     placed_grad: Tensor | None = None
-
-    def local(self, x: Tensor) -> Tensor:
-        """Return the slot's view of a local array."""
-        return x if self.rows is None else x[self.rows]
 
     @property
     def has_all(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the slot is all of the parameter's local part, with its gradient there."""
-        return not (self.rows or self.gathered or is_elsewhere(self.owner))
+        return not (self.gathered or is_elsewhere(self.owner))
 
     @functools.cached_property
     def waits(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -68,8 +62,7 @@ class PartSlot(Slot):
     @property
     def ends(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the step of the parameter ends with this slot: not if an exchange follows."""
-        last = self.rows is None or self.rows.stop == local_part(self.owner).shape[0]
-        return last and not self.exchanges
+        return not self.exchanges
 
     @property
     def held(self) -> Tensor:
@@ -80,19 +73,18 @@ class PartSlot(Slot):
     def grad(self) -> Tensor:
         """The local gradient, detached."""
         if self.placed_grad is not None:
-            return self.local(self.placed_grad)
+            return self.placed_grad
         assert self.owner.grad is not None
-        return self.local(local_part(self.owner.grad).detach())
+        return local_part(self.owner.grad).detach()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        here = local_part(self.owner)
-        self.param = self.local(here.detach() if self.rows else here)
+        self.param = local_part(self.owner)
 
     def attach(self, caller: str, state: State) -> None:
         """Read the local state of the parameter."""
         super().attach(caller, state)
-        self.state = self.kept = {key: self.local(local_part(x)) for key, x in self.arrays.items()}
+        self.state = {key: local_part(x) for key, x in self.arrays.items()}
 
     def check_arrays(self, caller: str, state: State) -> None:
         """Raise TypeError or ValueError for an array that does not fit, or lies elsewhere."""

@@ -1,66 +1,30 @@
-"""State on the host comes to arenas piece by piece, and steps have the bits of state beside its weights.
+"""State on the host is stepped where it is, with the bits of state beside its weights.
 
-Here host and device are one, and copies are copies: what is found is state that is read before it came, left
-behind, or in the way of other state. Streams of a GPU are for `make gpu`.
+Here host and device are one. Memory that a GPU reads over the bus is for `make gpu`.
 """
 
-import contextlib
 import copy
 import functools
+import types
 import unittest.mock
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.sharded import streamed_state
-from halfstep_torch.sharded.streamed_state import Arena
+from halfstep_torch.sharded import host_state
 from on_torch.processes import in_processes
-from on_torch.sharded import RECIPES, SHAPES, Run, assert_same_bits, gradients, layouts
-
-_PIECE = 12_000
+from on_torch.sharded import RECIPES, Run, assert_same_bits, gradients, layouts
 
 
-class PoisonedArena(Arena):
-    """An arena that holds nothing but the piece that it was asked for."""
-
-    sizes: list[int] = []  # noqa: RUF012
-
-    def place(self, pieces):
-        super().place(pieces)
-        self.memory.fill_(255)
-        self.piece = None
-        self.sizes.append(self.memory.numel())
-
-    def fetch(self, piece):
-        assert self.piece is None, "the state of another piece is in the way"
-        super().fetch(piece)
-        self.piece = piece
-
-    def put(self, piece):
-        assert self.piece is piece
-        super().put(piece)
-        self.memory.fill_(255)
-        self.piece = None
-
-
-@contextlib.contextmanager
-def streaming() -> Iterator[None]:
+def on_host() -> unittest.mock._patch:
     """Take the device of weights for another than the host."""
-    with contextlib.ExitStack() as stack:
-        for what, name, value in (
-            (streamed_state, "is_away", lambda device: True),
-            (streamed_state, "_PIECE", _PIECE),
-            (streamed_state.Streaming, "arena", PoisonedArena),
-        ):
-            stack.enter_context(unittest.mock.patch.object(what, name, value))
-        yield
+    return unittest.mock.patch.object(host_state, "is_away", return_value=True)
 
 
 @pytest.fixture(autouse=True)
-def _streams():
-    with streaming():
+def _on_host():
+    with on_host():
         yield
 
 
@@ -84,7 +48,7 @@ MAKES = {
 }
 
 
-# Shards stream in these, too; four bits have what a momentum has.
+# Shards have these, too; four bits have what a momentum has.
 DOUBLED = ("default", "eight bits", "momentum")
 
 
@@ -95,22 +59,33 @@ DOUBLED = ("default", "eight bits", "momentum")
         for name, make in MAKES.items()
     ],
 )
-def test_streamed_state_has_the_bits_of_state_beside_its_weights(make):
+def test_state_on_the_host_has_the_bits_of_state_beside_its_weights(make):
     expected, run = Run(make).steps(1, 3), Run(functools.partial(make, state_device="cpu")).steps(1, 2)
     again = Run(functools.partial(make, state_device="cpu"))
     for name, p in again.params.items():
         p.detach().copy_(run.params[name])
     again.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
     for one in (run, again):
-        assert_same_bits(one.steps(3, 3), expected, "streamed")
+        assert_same_bits(one.steps(3, 3), expected, "on the host")
 
 
-def test_an_arena_has_room_for_one_piece_of_a_long_parameter(monkeypatch):
-    monkeypatch.setattr(PoisonedArena, "sizes", [])
-    Run(functools.partial(MAKES["default"], state_device="cpu")).steps(1, 1)
-    # Two moments of two bytes; of a vector, whose rows are no blocks, all.
-    assert max(PoisonedArena.sizes) <= 4 * max(_PIECE, SHAPES["vector"][0]) + 64 * 2 * len(SHAPES)
-    assert 4 * SHAPES["square"][0] * SHAPES["square"][1] > 2 * max(PoisonedArena.sizes)
+def test_kernels_step_state_on_the_host():
+    expected, found = (
+        Run(functools.partial(hs.AdamW, compile=True, **options)).steps(1, 3)
+        for options in ({}, {"state_device": "cpu"})
+    )
+    assert_same_bits(found, expected, "kernels")
+
+
+def test_a_step_ends_when_kernels_have_written_to_the_host(monkeypatch):
+    waited = []
+    stream = lambda device: types.SimpleNamespace(synchronize=lambda: waited.append(device))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    on_gpu = types.SimpleNamespace(device=torch.device("cuda:0"))
+    slots = [types.SimpleNamespace(home=home, param=on_gpu) for home in (torch.device("cpu"), None)]
+    for of_batch, times in ((slots, 1), (slots[1:], 1)):
+        host_state.Fence([types.SimpleNamespace(slots=of_batch)]).end()
+        assert waited == [on_gpu.device] * times
 
 
 def test_what_works_on_an_optimizer_finds_its_state_on_the_host():
@@ -151,29 +126,28 @@ def test_gradients_that_are_released_find_their_state():
     assert all(torch.equal(p, q) for p, q in zip(*(model.parameters() for model in models), strict=True))
 
 
-def shards_stream_with_the_bits_of_one_process(rank: int) -> None:
-    """But those whose steps exchange words: their state stays where it is, and both are in one group.
+def shards_have_the_bits_of_one_process(rank: int) -> None:
+    """But of shards whose steps exchange words the state stays where it is, and both are in one group.
 
-    A state dict moves from shards that stream to shards that do not.
+    A state dict moves from shards with state on the host to others.
     """
     for recipe in ("default", "eight_bit", "split16"):
         make = functools.partial(hs.AdamW, compile=False, **RECIPES[recipe])
         expected = Run(make).steps(1, 3)
         for layout, _, place in layouts():
             run = Run(functools.partial(make, state_device="cpu"), place)
-            with streaming(), unittest.mock.patch.object(PoisonedArena, "sizes", sizes := []):
+            with on_host():
                 run.steps(1, 2)
-            assert max(sizes) > 0
             again = Run(make, place)
             again.optimizer.load_state_dict(run.optimizer.state_dict())
             for name, p in again.params.items():
                 p.detach().copy_(run.params[name])
             assert_same_bits(again.steps(3, 3), expected, f"{recipe}, {layout}, without")
-            with streaming():
+            with on_host():
                 run.optimizer.load_state_dict(run.optimizer.state_dict())
                 assert_same_bits(run.steps(3, 3), expected, f"{recipe}, {layout}")
 
 
 @pytest.mark.slow
-def test_shards_stream_with_the_bits_of_one_process():
-    in_processes(2, shards_stream_with_the_bits_of_one_process)
+def test_shards_with_state_on_the_host_have_the_bits_of_one_process():
+    in_processes(2, shards_have_the_bits_of_one_process)
