@@ -16,8 +16,8 @@ Traced: TypeAlias = Any
 def call_per_shape(function: Callable[..., Tree], static, *arrays) -> Tree:
     """Return function(static, *arrays); under a trace as a `jax.jit` of its own.
 
-    Leaves whose arrays have the same shapes and dtypes then share what JAX traces and lowers; XLA inlines the
-    calls, so that the compiled step is what it would be without. Op by op nothing is compiled. `function`
+    Leaves with arrays of the same shapes and dtypes then share one trace and one lowering; XLA inlines the
+    calls, so that the compiled step does not change. Op by op nothing is compiled. `function`
     stands at module level, or JAX would trace it anew at every step; where `static` is not hashable nothing
     is shared. Numbers of the step and keys are among the arrays, so that these may differ.
     """

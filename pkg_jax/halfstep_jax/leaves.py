@@ -1,6 +1,6 @@
 """The leaves of a tree of updates, their names, and matching values of other trees.
 
-Contract: W7. Names come from key paths, never from positions: masks and partitions shift those.
+Contract: W7. Names come from key paths, never from positions, which masks and partitions shift.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 from halfstep_jax.leaf_calls import Tree
 
 HELD_BY_FLOAT32 = ("float32", "bfloat16", "float16")
-# What links take: float64 they round to float32 as they read it, to nearest (contract P6).
+# Links round float64 to float32 when they read it, to nearest (contract P6).
 _TAKEN = (*HELD_BY_FLOAT32, "float64")
 WITHOUT_PARAMS = (
     'Where a library passes none, build the optimizer of float32 weights with param_storage="nearest".'
@@ -45,8 +45,8 @@ class Leaves:
     def match(self, tree, owner: str, hint: str, shapes: list | None = None) -> list[Tree]:
         """Return the values of another tree of the same structure, leaf by leaf.
 
-        Shapes are `shapes`, or those of the updates. `owner`, such as "state", and the sentence `hint` are
-        for errors.
+        Shapes are `shapes`, or the shapes of the updates. `owner`, such as "state", and the sentence `hint`
+        are for errors.
         """
         values = self.match_any_shape(tree, owner, hint)
         due = [getattr(update, "shape", None) for update in self.values] if shapes is None else shapes
@@ -128,7 +128,7 @@ def named_leaves(tree, is_leaf: Callable | None = None) -> list[tuple[str, Tree]
     """Return (name, leaf) for every leaf of a tree; a name is its key path joined with "/" (contract W7).
 
     The attribute `value` of Flax's variables and boxes is no part of a name: nnx has it in some trees and not
-    in others. Params that are one array have the empty name: its words are those of "".
+    in others. Params that are one array have the empty name, which gives their words.
 
     Example:
         >>> named_leaves({"layers": [1.0, 2.0]})
@@ -152,7 +152,7 @@ def joined(path) -> str:
 
 
 def _is_box(x) -> bool:
-    """Whether a node is Flax's, around one array: `nnx.Variable`, or what linen has for partitions."""
+    """Whether a node is Flax's, around one array: `nnx.Variable`, or a box of linen for partitions."""
     return any(cls.__name__ in _BOXES and cls.__module__.startswith("flax.") for cls in type(x).__mro__)
 
 
@@ -274,7 +274,7 @@ def check_states(caller: str, state, count: int) -> None:
 
 
 def _way_out(p) -> str:
-    """Return what to do with a leaf that is not stepped: `optax.masked` would add its gradient as it is."""
+    """Return the advice for a leaf that is not stepped: `optax.masked` would add its gradient as it is."""
     if not hasattr(p, "dtype"):
         return "Filter the model, as by equinox.filter(model, equinox.is_inexact_array)."
     if _dtype_name(p).startswith("complex"):
@@ -339,7 +339,7 @@ def _dtype_name(value) -> str:
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return type(value).__name__
-    # What `jax.grad` gives for an integer; its own name is "void". Keys are of no dtype of NumPy's.
+    # The result of `jax.grad` for an integer; its own name is "void". Keys are of no dtype of NumPy's.
     if dtype == jax.dtypes.float0:
         return "float0"
     return str(dtype) if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype).name

@@ -1,7 +1,7 @@
 """The links of this package in an Optax transform: each reports itself when its state is made.
 
-An Optax transform is two functions and says nothing of what is inside. Whoever wants to know makes the state
-once, on shapes alone, and listens.
+An Optax transform is two functions and does not expose its parts. Functions that need them make the state
+once, on shapes alone, and collect the reports.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ class Link(NamedTuple):
     Attributes:
         rule: with its options and numbers.
         params: the weights that it was given.
-        state: what it made; the same object stands in the state of the whole transform.
-        inside: of each moment how it is stored; of `store_state` what is wrapped, an `Inside`.
+        state: the result; the same object is in the state of the whole transform.
+        inside: of each moment how it is stored; of `store_state` the wrapped links, an `Inside`.
     """
 
     rule: Any  # a Rule, or a rule of weights, of a layer above
@@ -38,7 +38,7 @@ class Link(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """What `store_state` wraps: links, their state before it is stored, and the format of every leaf."""
+    """The inside of `store_state`: links, their state before it is stored, and the format of every leaf."""
 
     links: list[Link]
     state: Tree
@@ -49,7 +49,7 @@ class StateMap(NamedTuple):
     """The state of a transform, and its parts that belong to links of this package.
 
     Attributes:
-        links: a wrapper after what it wraps. `state` of each is the same object as in `state` here.
+        links: a wrapper after the links inside it. `state` of each is the same object as in `state` here.
         state: on shapes alone.
         shapes: the same state as `jax.ShapeDtypeStruct`.
     """
@@ -78,7 +78,7 @@ _LISTENER: contextvars.ContextVar[list[Link] | None] = contextvars.ContextVar("l
 
 @contextlib.contextmanager
 def reported_links() -> Iterator[list[Link]]:
-    """Collect the links whose states are made inside; a wrapper comes after the links that it wraps."""
+    """Collect the links that make states inside; a wrapper comes after the links that it wraps."""
     links: list[Link] = []
     token = _LISTENER.set(links)
     try:
@@ -100,7 +100,7 @@ _CHECKED: contextvars.ContextVar[bool] = contextvars.ContextVar("checked", defau
 
 @contextlib.contextmanager
 def checked_chain() -> Iterator[None]:
-    """Say nothing of a chain whose links are checked, or are told by a report."""
+    """Log nothing about a chain with links that are checked, or that a report collects."""
     token = _CHECKED.set(True)
     try:
         yield
@@ -111,7 +111,8 @@ def checked_chain() -> Iterator[None]:
 def say_what_is_not_checked(link: str) -> None:
     """Log once that a link stores weights, and that Optax's `chain` or `lookahead` goes on behind it.
 
-    Found by the calls that lead to `init`: a transform of Optax calls those inside, and tells them nothing.
+    Found by the calls that lead to `init`: a transform of Optax calls the links inside without arguments of
+    its own.
     """
     frame = None if _CHECKED.get() or _LISTENER.get() is not None else sys._getframe(1)
     made_by = None

@@ -351,7 +351,7 @@ def say_once(problem: str) -> None:
 
 
 def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse a moment whose unit no other moment gives, or whose codes do not hold it in that unit."""
+    """Refuse a moment with a unit that no other moment gives, or with codes too small for that unit."""
     formats = [(moment.field, moment.asked_for) for moment in stored.values()]
     for moment in stored.values():
         fmt, unit = moment.asked_for, stored.get(moment.field.unit)
@@ -362,7 +362,7 @@ def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
             continue
         check_power_unit(rule.name, moment.field, fmt, unit.field, unit.asked_for)
         check_feedback(rule.name, moment.field, moment.rounding, unit.field, unit.asked_for)
-        # Rates that are arrays are not known; what is past the codes then makes steps shorter.
+        # Rates that are arrays are not known; numbers past the codes then make steps shorter.
         if moment.rate is None or unit.rate is None:
             continue
         rates, names = (moment.rate, unit.rate), (moment.field.rate, unit.field.rate)

@@ -20,11 +20,11 @@ EXACT_STORAGES = frozenset({"split_params", "keep_master_params"})
 
 
 class WatchedUpdates:
-    """What watched links returned: stand-ins for their updates.
+    """The results of watched links: stand-ins for their updates.
 
     Attributes:
         by: of the leaves of 16 bits, the link that stored each last.
-        updates: what it returned: numbers that no other link makes by chance, whatever it computed.
+        updates: its results: numbers that no other link makes by chance.
         returned: the same, as the array that it returned.
         arrived: the update that it was given.
     """
@@ -57,7 +57,7 @@ def watching(watched_updates: WatchedUpdates) -> Iterator[None]:
 
 
 def keeps_rounded_updates() -> bool:
-    """Whether a check runs, and a cast of what was stored leaves the weights as they were stored."""
+    """Whether a check runs, and a cast leaves stored weights as they were."""
     watched_updates = _watched.get()
     return watched_updates is not None and EXACT_STORAGES.isdisjoint(watched_updates.by.values())
 
@@ -68,7 +68,7 @@ def is_wide(p) -> bool:
 
 
 def watched(caller: str, leaves: Leaves, weights: list, us: Tree) -> Tree:
-    """Return the tree of updates that a link applies; while it is watched, stand-ins for those of 16 bits."""
+    """Return the tree of updates that a link applies; if watched, stand-ins for updates of 16 bits."""
     _refuse_steps_left_out(caller, us)
     watched_updates = _watched.get()
     if watched_updates is None:
@@ -82,7 +82,7 @@ def watched(caller: str, leaves: Leaves, weights: list, us: Tree) -> Tree:
 def _refuse_steps_left_out(caller: str, us: Tree) -> None:
     """Refuse Optax's wrappers under gradients of another dtype than updates.
 
-    JAX would name two dtypes, and not the way out. They call an update from a branch of `lax.cond`, whose
+    JAX would name two dtypes without a remedy. They call an update from a branch of `lax.cond`, and the
     other branch has the gradients' dtype. Only the frames of that call tell of it.
     """
     frame = sys._getframe()

@@ -28,9 +28,9 @@ _KEEPERS: dict[type, type[WeightRule]] = {
 def float32_params(params: Tree, state: Tree) -> Tree:
     """Return the weights in float32, as precisely as they are known.
 
-    The params are combined with what `state` keeps, at any depth. Of `compensate` that is p + compensation,
-    rounded to float32; of `split_params` p with its further bits; of `keep_master_params` the float32 copy.
-    Where nothing is kept it is a plain cast. For export, and for evaluation at full precision.
+    The params are combined with the further arrays in `state`, at any depth. Of `compensate` that is p +
+    compensation, rounded to float32; of `split_params` p with its further bits; of `keep_master_params` the
+    float32 copy. Where nothing is kept it is a plain cast. For export, and for evaluation at full precision.
 
     Args:
         params: the weights of the model.

@@ -27,7 +27,7 @@ class LinkMoments(NamedTuple):
         leaves: the weights that it steps, as shapes.
     """
 
-    rule: Any  # a Rule, whose formats are those of JAX
+    rule: Any  # a Rule, with formats of JAX
     moments: Header
     leaves: Leaves
 
@@ -51,7 +51,7 @@ class LinkMoments(NamedTuple):
         return state._replace(**after)
 
     def decoded(self, state) -> Iterator[tuple[str, str, jax.Array]]:
-        """Yield what a state of the link holds: field, leaf, and the values in float32."""
+        """Yield the moments in a state of the link: field, leaf, and the values in float32."""
         for leaf, moments in zip(self.leaves.names, self._stepped(state, state.count), strict=True):
             for name in self.moments:
                 yield name, leaf, moments[name].value.value
@@ -76,9 +76,9 @@ class LinkMoments(NamedTuple):
 
 
 def kinds_of(caller: str, tx, params) -> tuple[Tree, list[LinkMoments | str]]:
-    """Return the tree of a state of `tx` whose leaves are links with moments, and these links.
+    """Return the tree of a state of `tx` with links with moments as its leaves, and these links.
 
-    That is a `LinkMoments`, "count", "schedule", or "" for what stays as it is.
+    That is a `LinkMoments`, "count", "schedule", or "" for a leaf that stays as it is.
     """
     links, state, _ = state_map(tx, params)
     if stored := [link for link in links if isinstance(link.inside, Inside)]:

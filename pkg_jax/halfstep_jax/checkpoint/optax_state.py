@@ -30,8 +30,8 @@ def from_optax(state: Tree, tx: optax.GradientTransformation, params: Tree) -> T
     """Return the state of `tx` that continues from a state of Optax: to move a run in.
 
     Each moment is rounded once, to the format in which `tx` keeps it, stochastically if steps round it so.
-    The words are those of the step of `state`. Counts come from `state`, 0 where it has none. Numbers, such
-    as b1 and the learning rate, come from `tx`. What `tx` keeps beside the weights is as `tx.init` makes it;
+    The words belong to the step of `state`. Counts come from `state`, 0 where it has none. Numbers, such
+    as b1 and the learning rate, come from `tx`. Arrays beside the weights are as `tx.init` makes them;
     `set_float32_params` then takes the float32 weights.
 
     Args:
@@ -74,7 +74,7 @@ def to_optax(
 ) -> Tree:
     """Return the state of an Optax transform that continues from the state of `tx`: to move a run out.
 
-    Decodes the moments, and rounds them to nearest where `optax_tx` keeps 16 bits. Counts are those of
+    Decodes the moments, and rounds them to nearest if `optax_tx` keeps 16 bits. Counts are the counts of
     `state`. Weights are apart: `float32_params`.
 
     Args:
@@ -120,7 +120,7 @@ class _Moments:
     """Moments in float32 on their way from one state to another.
 
     Attributes:
-        counts: of steps, those of "schedule"s, and those of the other links ("count").
+        counts: of steps: of "schedule"s, and of the other links ("count").
     """
 
     def __init__(self, caller: str, source: str, target: str):
@@ -157,7 +157,7 @@ class _Moments:
         return array, count
 
     def steps(self) -> Tree:
-        """Return the count for links whose source has none."""
+        """Return the count for links without one in the source."""
         counts = self.counts["count"] + self.counts["schedule"]
         return counts[0] if counts else jnp.zeros([], jnp.int32)
 

@@ -69,7 +69,7 @@ def save_state(
 
 
 def state_file_of(caller: str, params, state, tx) -> tuple[Header, dict[str, FileArray]]:
-    """Return the header and the arrays of a state file: what `save_state` writes."""
+    """Return the header and the arrays that `save_state` writes."""
     state_slots, weights = slots_of(tx, params), _weights(caller, params)
     leaves = _as_params_are(_leaves_of(caller, state_slots, state), state_slots, weights)
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p, False) for leaf, p in weights.items()}
@@ -110,7 +110,7 @@ def load_state(
 
 
 def read_state(caller: str, header: Header, arrays: Mapping[str, FileArray], params, tx) -> tuple[Tree, Tree]:
-    """Return params and state of the header and the arrays of a state file: what `load_state` does."""
+    """Return params and state from the header and the arrays of a state file, as `load_state` does."""
     state_slots, weights = slots_of(tx, params), _weights(caller, params)
     recipes = _recipes(weights, state_slots.entries, {}, {})
     saved = read_recipes(caller, header, recipes)

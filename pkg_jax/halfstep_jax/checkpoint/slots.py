@@ -27,7 +27,7 @@ class Slot(NamedTuple):
         kind: "count" or "seed" of links; "array" of one; "tag" of its formats; "nothing", a placeholder;
             "other": of a transform that is not of this package.
         name: of the array in a file, or of the tag.
-        entries: the indices of those that it belongs to.
+        entries: the indices of its entries.
         label: how the array is stored, where its dtype does not say.
     """
 
@@ -45,7 +45,7 @@ class Entry:
         name: of the link.
         numbers: its hyperparameters.
         options: its switches.
-        arrays: of every weight that it touches what it keeps: by field its format and rounding.
+        arrays: of every weight that it steps: by field the format and the rounding.
         idle: the weights that it passes on as they are.
     """
 
@@ -62,8 +62,8 @@ class Slots(NamedTuple):
     Attributes:
         treedef: of the state.
         shapes: of its leaves, with dtypes.
-        slots: what they are.
-        entries: of the links, a wrapper after what it wraps.
+        slots: their kinds.
+        entries: of the links, a wrapper after the links inside it.
     """
 
     treedef: Any  # a PyTreeDef, which checkers take for a variable

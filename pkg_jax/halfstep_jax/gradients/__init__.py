@@ -1,1 +1,1 @@
-"""What happens to gradients before a step."""
+"""Gradients before a step."""

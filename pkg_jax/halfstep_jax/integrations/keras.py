@@ -159,7 +159,7 @@ class KerasOptimizer(keras.optimizers.Optimizer):
             store["state"] = state_bytes(_CALLER, path)
 
     def load_own_variables(self, store: Any) -> None:  # a mapping of Keras
-        """Continue from what `save_own_variables` of either backend wrote, or raise ValueError."""
+        """Continue from the output of `save_own_variables` of either backend, or raise ValueError."""
         params, tx = self._params(), self._of_rate(0.0)
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "state"

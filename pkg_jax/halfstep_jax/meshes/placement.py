@@ -34,7 +34,7 @@ def placed_like(
         divides = axes is not None and n % _devices(sharding, axes) == 0
         cut.append(axes if divides else None)
         if n != weight_size:
-            break  # What follows is no axis of the weight.
+            break  # The following axes do not belong to the weight.
     cut += [None] * (len(shape) - len(cut))
     return NamedSharding(sharding.mesh, PartitionSpec(*cut), memory_kind=sharding.memory_kind)
 
@@ -49,8 +49,8 @@ def with_auto_axes(function: Callable, *arrays) -> Tree:
     """Return function(*arrays), called with explicit mesh axes made Auto.
 
     Explicit axes are part of an array's type, and blocks are cut by reshapes to which JAX would want to be
-    told the type. Inside, XLA finds out where things lie, as on a mesh of other axes; what comes out lies as
-    the array of most axes does, to which it belongs (`placed_like`).
+    told the type. Inside, XLA finds out where things lie, as on a mesh of other axes; the results are placed
+    as the array with the most axes, to which they belong (`placed_like`).
     """
     explicit = [x for x in jax.tree.leaves(arrays) if _is_explicit(x)]
     if not explicit:

@@ -1,4 +1,4 @@
-"""Shardings of a state on a mesh, from those of the weights."""
+"""Shardings of a state on a mesh, from the shardings of the weights."""
 
 import jax
 import optax
@@ -17,8 +17,8 @@ def state_shardings(tx: optax.GradientTransformation, params: Tree, shardings: T
     have fewer columns than the weight. They are cut along the same mesh axes if these divide them, and are
     replicated otherwise. Counts, seeds and all else are on every device.
 
-    An array belongs to the weight whose name its own ends with: `0/mu/encoder/kernel` to `encoder/kernel`.
-    Where the params are one array, without a name, what has its shape, or as many rows, belongs to it.
+    An array belongs to the weight with the name that ends its own: `0/mu/encoder/kernel` to `encoder/kernel`.
+    If the params are one array without a name, arrays with its shape or as many rows belong to it.
 
         shardings = state_shardings(tx, params, param_shardings)
         state = jax.jit(tx.init, out_shardings=shardings)(params)
@@ -81,7 +81,7 @@ def _placed(weights, whole: Sharding | None, name: str, x) -> Sharding | None:
 
 
 def _of_bare_array(parts: list[str], shape: tuple[int, ...], x) -> bool:
-    """Whether a state array belongs to a bare array of `shape`, whose name is empty."""
+    """Whether a state array belongs to a bare array of `shape` with an empty name."""
     return parts[-1] == "" or x.shape == shape or (x.ndim == len(shape) > 1 and x.shape[0] == shape[0])
 
 

@@ -103,6 +103,6 @@ def _marked_by_select(scale: jax.Array, field: jax.Array) -> jax.Array:
 
 
 def _marked_by_bits(scale: jax.Array, field: jax.Array) -> jax.Array:
-    """Do as `_marked_by_select` without a select, whose mask XLA on TPU stores for every element."""
+    """Do as `_marked_by_select` without a select, because XLA on TPU stores its mask for every element."""
     nan = (scale == NAN_SCALE).astype(jnp.int32) * _NAN
     return lax.bitcast_convert_type((field << np.int32(23)) | nan, jnp.float32)

@@ -17,7 +17,7 @@ from halfstep_jax.numbers.roots import sqrt
 
 _INFINITY = np.uint32(0x7F800000)
 _MANTISSA = np.uint32(0x7FFFFF)
-# Numbers below 2^24 whose sum is below 2^32, and numbers below 2^16.
+# Numbers below 2^24 with a sum below 2^32, and numbers below 2^16.
 _CHUNK, _GROUP = 1 << 8, 1 << 16
 # Of 16 bits: squares of 48 bits, of up to 2^48 elements.
 _LIMBS = 6

@@ -34,7 +34,7 @@ class Norms(NamedTuple):
 
     @classmethod
     def of(cls, root: jax.Array, field: jax.Array) -> "Norms":
-        """Return it of root 2^(field - 127), where the field may be past those of float32."""
+        """Return it of root 2^(field - 127); the field may be past the fields of float32."""
         moved = jnp.maximum(field, SCALE_BITS) - np.uint32(SCALE_BITS)
         return cls(power_of_two(jnp.minimum(field, np.uint32(255))) * root, power_of_two(moved) * root)
 
@@ -64,7 +64,7 @@ def norms(x: jax.Array, axis_names: AxisNames = ()) -> Norms:
     total, field = lax.platform_dependent(x, cpu=_squares, tpu=by_range, default=by_range_on_gpu)
     if axes := cut_axes(x, axis_names):
         field_here, field = field, lax.pmax(field, axes)
-        # Exact, or below a rounding error: what is 2^-63 of the largest does not count.
+        # Exact, or below a rounding error: 2^-63 of the largest does not count.
         apart = jnp.minimum(field - field_here, np.uint32(63))
         total = lax.psum(total * power_of_two(np.uint32(127) - apart - apart), axes)
     return Norms.of(sqrt(total), field)
@@ -89,7 +89,7 @@ def _squares_by_range(x: jax.Array, add_both: Callable) -> tuple[jax.Array, jax.
 
     Not on a CPU, where each sum is a pass of its own.
 
-    Source: ours; sums by range are those of J. L. Blue, "A portable Fortran program to find the Euclidean
+    Source: ours; sums by range as in J. L. Blue, "A portable Fortran program to find the Euclidean
     norm of a vector", ACM TOMS 4(1), 1978.
     """
     x = x.reshape(1) if x.ndim == 0 else x
@@ -146,7 +146,7 @@ def check_axis_names(caller: str, axis_names: AxisNames) -> None:
 
 
 def cut_axes(x: jax.Array, axis_names: AxisNames) -> tuple[str, ...]:
-    """Return the mesh axes over which an array is cut, of those given.
+    """Return the given mesh axes over which an array is cut.
 
     Outside `jax.shard_map` none: there an array is whole, wherever its parts lie. Inside, an array may differ
     from the others: JAX knows over which axes it varies, unless it was told not to (`check_vma=False`).

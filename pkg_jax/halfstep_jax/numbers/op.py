@@ -28,7 +28,7 @@ class JaxOp(NumbersOp):
         rule: the name of the rule, for messages.
         zero: from `exact.opaque_zero`; without one, it is made where a value needs it.
         axis_names: of the mesh, for norms inside `jax.shard_map`; see `norms.cut_axes`.
-        coming: what `coming` returns, as an array.
+        coming: the result of `coming`, as an array.
     """
 
     framework = jnp
@@ -110,7 +110,7 @@ class JaxOp(NumbersOp):
         return self.wrap(jnp.matmul(self.bare(x), self.bare(y), precision=lax.Precision.HIGHEST))
 
     def norms_of(self, x: jax.Array, exact: bool) -> norms.Norms:
-        """Return those of the whole array, also where `axis_names` say that it is a shard."""
+        """Return the norms of the whole array, also if it is a shard by `axis_names`."""
         norms.check_axis_names(self.rule, self._axis_names)
         if exact:
             return global_norms([x], exact=True, axis_names=self._axis_names)

@@ -1,7 +1,7 @@
 """Random words: one uint32 per element, a pure function of (seed, step, leaf, role, index).
 
 Contract: section W. Nothing is drawn and nothing is kept: JAX's keys, generators and settings play no part.
-The words of a sharded array are those of the whole array; each device computes its own, without
+A sharded array has the words of the whole array; each device computes its own, without
 communication.
 """
 
@@ -39,7 +39,7 @@ class LeafKey:
     """The keys of one leaf at one step.
 
     Attributes:
-        roles: whose keys they are.
+        roles: of the keys.
         k0: uint32 scalar, odd, shared by all roles.
         k1: a uint32 scalar of each role.
         zero: for `exact.opaque`.
@@ -56,7 +56,7 @@ class LeafKey:
         """Return the words of a role for rounding, with its field at the top (contract W6, W8).
 
         Args:
-            role: one whose `word_role` is among `roles`.
+            role: with a `word_role` among `roles`.
             shape: of the result.
             offset: row-major index of its first element, in [0, 2^64).
 
@@ -73,7 +73,7 @@ class LeafKey:
         Made of an element's index alone, so that no word is moved from one element to others.
 
         Args:
-            role: one whose `word_role` is among `roles`.
+            role: with a `word_role` among `roles`.
             shape: of the result.
             block_size: of the blocks, each of which is whole here.
 
@@ -95,7 +95,7 @@ class LeafKeys:
     """The keys of n leaves at one step.
 
     Attributes:
-        roles: whose keys they are.
+        roles: of the keys.
         k0: uint32[len(roles), n], all rows alike.
         k1: uint32[len(roles), n].
         zero: for `exact.opaque`: a uint32 scalar out of the loop of the keys.
@@ -113,7 +113,7 @@ class LeafKeys:
             index: one of `indices`.
         """
         index, shard = index if isinstance(index, tuple) else (index, None)
-        # The index stays an operand: XLA then compiles what leaves of one shape do once, and not for each
+        # The index stays an operand: XLA then compiles the step of leaves of one shape once, and not for each
         # index. For that it may neither know the index nor take it for a scalar, which it would copy in.
         column = lax.index_in_dim(jnp.asarray(index) | self.zero, 0, keepdims=False)
         k0 = _element(self.k0, 0, column)
@@ -216,7 +216,7 @@ def _element(table: jax.Array, row: int, column: jax.Array) -> jax.Array:
 
 
 def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
-    """Return the words of elements, given their shape, offset and shard: what `_index` asks for."""
+    """Return the words of elements, given the arguments of `_index`: shape, offset and shard."""
     hi, lo = _index(*elements)
     k1 = k1 if hi is None else k1 + GOLDEN_RATIO * hi
     mixed = mix(JaxArrays(), lax.bitcast_convert_type(lo * k0 + k1, jnp.int32))

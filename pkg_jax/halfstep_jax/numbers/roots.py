@@ -136,7 +136,7 @@ def quotient_by_products(x: jax.Array, y: jax.Array) -> jax.Array:
     Source: ours.
     """
     bits = _bits(y)
-    # Without its power of two, so that no remainder is subnormal: what is left of y is 1 + half + quarter.
+    # Without its power of two, so that no remainder is subnormal: the rest of y is 1 + half + quarter.
     x = x * lax.bitcast_convert_type((_ONE << np.uint32(1)) - (bits & _EXPONENT), jnp.float32)
     has_half, has_quarter = (bits & np.uint32(1 << bit) != 0 for bit in (22, 21))
     half, quarter = (jnp.where(has, np.float32(y), 0) for has, y in ((has_half, 0.5), (has_quarter, 0.25)))

@@ -1,6 +1,6 @@
 """Rounding from float32 to a narrower format, the random words given by the caller.
 
-Contract: section R. Nothing here draws random numbers, and nothing here knows what an optimizer is.
+Contract: section R. Nothing here draws random numbers, and nothing here depends on an optimizer.
 Everything is decided on the bit patterns of float32; the cast at the end meets only values that the target
 represents, and decides nothing. It is a cast, and not a bitcast of shifted patterns. XLA on CPU treats a cast
 to bfloat16 as expensive, and so computes a stored moment once. It computes a value that ends in a bitcast
@@ -46,7 +46,7 @@ def round_to(
         x: float32, or bfloat16 or float16, which float32 holds.
         dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or
             "float8_e3m4", by name or as a dtype.
-        words: uint32, one per element, whose top 16 bits are read; or None for nearest, ties to even.
+        words: uint32, one per element, of which the top 16 bits are read; or None for nearest, ties to even.
         saturate: True for states (contract R6), False for parameters (R5).
 
     Returns:

@@ -1,7 +1,7 @@
 """Seeds: a number in [0, 2^64), kept as two uint32 words.
 
 Contract: W2. Raw words rather than a JAX key: every checkpoint library can hold them, and no setting of JAX
-changes what they mean.
+changes their meaning.
 """
 
 import functools
@@ -38,7 +38,7 @@ def seed_words(caller: str, seed) -> np.ndarray | jax.Array:
 def new_seed(words: np.ndarray | jax.Array, *arrays: Tree) -> jax.Array:
     """Return the seed of a new state: an array of its own.
 
-    `arrays` are the weights and what the state has beside them. If `jax.vmap` maps over them, and not over
+    `arrays` are the weights and the state's further arrays. If `jax.vmap` maps over them, and not over
     the seed, the members round with equal words: one warning.
     """
     leaves = jax.tree.leaves(arrays)
@@ -49,7 +49,7 @@ def new_seed(words: np.ndarray | jax.Array, *arrays: Tree) -> jax.Array:
 
 
 def _is_mapped(x: object) -> bool:
-    """Whether an array is one of `jax.vmap`, whose class has no public name."""
+    """Whether an array is a tracer of `jax.vmap`, which has no public name."""
     return isinstance(x, Tracer) and type(x).__name__ == "BatchTracer"
 
 

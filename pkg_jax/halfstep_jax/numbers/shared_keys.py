@@ -40,7 +40,7 @@ def shared_zero() -> jax.Array:
 
 @contextlib.contextmanager
 def unshared_keys() -> Iterator[None]:
-    """Share no keys inside: for a trial in an alias, whose tracers must not leave it."""
+    """Share no keys inside: the tracers of a trial in an alias must not leave it."""
     with _sharing(None):
         yield
 
@@ -63,7 +63,7 @@ def with_shared_keys(
     """
     update: Callable = tx.update
 
-    # What has no name at module level is pickled with the globals that it reads: no context variable.
+    # A function without a module-level name is pickled with the globals that it reads: no context variable.
     def update_with_shared_keys(updates, state, params=None, **extra_args):
         check_state(state)
         with _sharing({}):

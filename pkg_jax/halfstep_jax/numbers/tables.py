@@ -131,7 +131,7 @@ def _of_places(place: jax.Array, table: Table) -> jax.Array:
     ten, hundred = np.float32(10), np.float32(100)
     numerator *= jnp.where(one, ten, np.float32(1)) * jnp.where(two, hundred, np.float32(1))
     high, low = (jnp.where(four, *parts) for parts in zip(_power_of_ten(-3), _power_of_ten(-7), strict=True))
-    # What is computed for the last one is past 1.
+    # The number computed for the last one is past 1.
     number = jnp.minimum(numerator * high + numerator * low, np.float32(1))
     return jnp.where(place == 0, np.float32(0), number)
 

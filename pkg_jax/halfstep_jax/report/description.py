@@ -25,13 +25,14 @@ def describe(
     """Report the format and the rounding of every weight and its state, and the reason for each.
 
     It shows where a format that you asked for is not used, because an array is too small for scales. It also
-    shows a weight that no link stores, and one whose updates another link changes after they were rounded.
+    shows a weight that no link stores, and one with updates that another link changes after they were
+    rounded.
 
     Args:
         tx: any Optax transform; of links that are not of this package only shapes and dtypes are known.
         params: the weights, or their shapes and dtypes.
         state: a state to check, such as one that was restored; None for none.
-        extra_args: what `tx.update` wants beside updates, state and params, such as `value`.
+        extra_args: further arguments of `tx.update`, such as `value`.
 
     Raises:
         ValueError: if `state` is of a recipe other than that of `tx`.

@@ -1,7 +1,7 @@
-"""What 16 bits cost a run: updates and decay that rounding drops, moments that freeze, norms that are wrong.
+"""The losses of a run in 16 bits: dropped updates and decay, frozen moments, wrong norms.
 
-Nothing here knows how a transform works. It takes trial steps: as it is, and with gradients of zero. What
-they leave where it was is what would be lost.
+Nothing here knows how a transform works. It takes trial steps: as it is, and with gradients of zero. A
+weight that does not move would lose its update.
 """
 
 import functools
@@ -43,7 +43,7 @@ _TERMS = Wording(
 def diagnose(
     tx: optax.GradientTransformation, params: Tree, grads: Tree, state: Tree = None, **extra_args: object
 ) -> Diagnosis:
-    """Report what rounding would lose in the next step of any Optax transform, ours or not.
+    """Report the updates that rounding would lose in the next step of any Optax transform, ours or not.
 
     Best after some steps of training, with their state. The transform takes three trial steps. The first has
     these gradients; two have gradients of zero and begin with a fresh state and a state of ones. The last two
@@ -51,7 +51,7 @@ def diagnose(
 
     An update counts as lost if it is not zero and `optax.apply_updates` leaves the weight where it is.
     Stochastic rounding moves few weights too, but by the right amount on average. `split_params` and
-    `keep_master_params` add later what rounding loses. So these three lose no updates. `compensate` loses
+    `keep_master_params` add the rounding error later. So these three lose no updates. `compensate` loses
     updates below 2^-18 of a weight. Float32 weights lose nothing.
 
     The link that stores the weights must be the last. If a link behind it, or a wrapper, changes its updates,
@@ -63,7 +63,7 @@ def diagnose(
         params: the weights. Of `optax.lookahead` these, or its `LookaheadParams`.
         grads: of the next step.
         state: of `tx`; None for a fresh one.
-        extra_args: what `tx.update` wants beside updates, state and params, such as `value`.
+        extra_args: further arguments of `tx.update`, such as `value`.
 
     Raises:
         TypeError: if a weight is not float32, bfloat16, float16 or float64.
@@ -107,7 +107,7 @@ def diagnose(
 
 
 def _with_extra_args(tx: optax.GradientTransformation, extra_args: Arguments) -> optax.GradientTransformation:
-    """Return a transform whose update gets extra arguments at every call."""
+    """Return a transform with an update that receives extra arguments at every call."""
     if not extra_args:
         return tx
     update = optax.with_extra_args_support(tx).update
@@ -123,7 +123,7 @@ def _nonfinite(tree) -> Count:
 def _decay(tx: optax.GradientTransformation, params, zeros):
     """Return the decay: the updates for zero gradients, or zeros.
 
-    What a first step does to weights of zero too, such as by averages that do not start at zero, is no decay.
+    A movement of weights of zero in a first step, as by averages that do not start at zero, is no decay.
     """
     first = jax.jit(lambda p: tx.update(zeros, tx.init(p), p)[0])
     decayed, other = first(params), first(jax.tree.map(jnp.zeros_like, params))
@@ -131,7 +131,7 @@ def _decay(tx: optax.GradientTransformation, params, zeros):
 
 
 def _lost(params, updates, stored: Collection[str]) -> dict[str, Count]:
-    """Return for every 16-bit weight how many elements do not move, of those with an update."""
+    """Return for every 16-bit weight how many elements with an update do not move."""
     us, after = (jax.tree.leaves(tree) for tree in (updates, optax.apply_updates(params, updates)))
     counts = {}
     for (name, p), u, new in zip(named_leaves(params), us, after, strict=True):
@@ -187,7 +187,7 @@ def _even(p: jax.Array) -> jax.Array:
 
 
 def _lost_by_compensation(tx: optax.GradientTransformation, params, grads, state) -> dict[str, Count]:
-    """Return how many updates Kahan's sum loses: those below 2^-18 of a weight (contract P4)."""
+    """Return how many updates Kahan's sum loses: updates below 2^-18 of a weight (contract P4)."""
     watched, weights = WatchedUpdates(), dict(named_leaves(params))
     with watching(watched):
         tx.update(grads, state, params)

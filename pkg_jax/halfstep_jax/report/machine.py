@@ -1,4 +1,4 @@
-"""What `python -m halfstep` needs of this package: devices, and a few steps on one of them."""
+"""Devices, and a few steps on one of them, for `python -m halfstep`."""
 
 import jax
 import numpy as np

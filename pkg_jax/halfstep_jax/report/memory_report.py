@@ -1,4 +1,4 @@
-"""What weights, gradients and state of any transform take, in all and on one device, on shapes alone."""
+"""Bytes of weights, gradients and state of any transform, in all and on one device, from shapes alone."""
 
 import math
 
@@ -14,8 +14,8 @@ from halfstep_jax.meshes.state_shardings import state_shardings
 def memory_report(tx: optax.GradientTransformation, params: Tree, shardings: Tree = None) -> MemoryReport:
     """Report the bytes of weights, gradients and state, in total and on one device, beside float32 AdamW.
 
-    Gradients are counted in the dtypes of the weights. Activations are not counted, nor is what a step needs
-    for itself.
+    Gradients are counted in the dtypes of the weights. Activations are not counted, nor are temporaries of
+    a step.
 
     Args:
         tx: any Optax transform.

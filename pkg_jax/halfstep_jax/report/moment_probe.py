@@ -33,7 +33,7 @@ _NO_MOMENTS = ("compensation", "extra", "master", *SUMS)
 
 
 def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> dict[str, MomentDiagnosis]:
-    """Return what a probe finds on the moments, by name. A step without a gradient shows their rates."""
+    """Return the findings of a probe on the moments, by name. A step without a gradient shows their rates."""
     shapes = {p.shape for p in jax.tree.leaves(params)}
     paths, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [_moment_name(path) if getattr(x, "shape", ()) in shapes else "" for path, x in paths]
@@ -68,7 +68,7 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
 def _after_a_step_of_all(tx: optax.GradientTransformation, params, zeros, state):
     """Return the state after steps without a gradient, until every link took one, and whether one took none.
 
-    Wrappers such as `optax.MultiSteps` and `optax.contrib.sam` call what they wrap at some steps alone.
+    Wrappers such as `optax.MultiSteps` and `optax.contrib.sam` call the transform inside at some steps alone.
     """
     nothing = jax.tree.map(jnp.zeros_like, params)
     update = jax.jit(tx.update)

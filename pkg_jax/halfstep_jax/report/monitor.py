@@ -1,4 +1,4 @@
-"""A monitor of a run: every N steps it measures on the device what rounding loses."""
+"""A monitor of a run: every N steps it measures on the device the losses by rounding."""
 
 import functools
 from typing import Any

@@ -40,7 +40,7 @@ def adafactor(
     param_storage: ParamStorage = "stochastic",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adafactor, whose second moment takes a row and a column of each matrix, for weights in 16 bits.
+    """Adafactor, with a row and a column of each matrix as second moment, for weights in 16 bits.
 
     Chains `scale_by_factored_rms`, `clip_by_block_rms`, `scale_by_learning_rate`, `scale_by_param_block_rms`,
     momentum, absolute decay and the weight storage, by default `round_stochastically`. In float32 throughout
@@ -60,7 +60,7 @@ def adafactor(
         eps: `epsilon` there.
         factored: as there.
         weight_decay_mask: as `mask` of `add_decayed_weights`.
-        nu_dtype: with `nu_rounding`, how the second moment is stored of what is not factored.
+        nu_dtype: with `nu_rounding`, how second moments that are not factored are stored.
         nu_rounding: as there.
         momentum_rounding: as `rounding` of `trace`.
         param_storage: as in `adamw`.
@@ -69,7 +69,7 @@ def adafactor(
     Returns:
         An Optax transform that needs `params`.
 
-    Errors are those of the links.
+    Errors are as in the links.
 
     Example:
         >>> import jax.numpy as jnp
@@ -78,7 +78,7 @@ def adafactor(
         >>> optax.tree.get(state, "nu_row")["w"].shape, optax.tree.get(state, "nu_col")["w"].shape
         ((256, 1), (1, 512))
 
-    Source: as `scale_by_factored_rms`; arguments and the order of links are those of `optax.adafactor`.
+    Source: as `scale_by_factored_rms`; arguments and the order of links as in `optax.adafactor`.
     """
     check_static("adafactor", locals(), ("min_dim_size_to_factor", "decay_offset"))
     links: list[optax.GradientTransformation] = [

@@ -33,7 +33,7 @@ class ScaleByAdamState(NamedTuple):
         mu_scale: scales by the names of the leaves that have one. If no leaf is large enough for a scale, a
             byte without meaning; if the format has no scales, `optax.EmptyState()`.
         nu_scale: scales of `nu`, likewise.
-        formats: where `mu` or `nu` are codes, a scalar whose key names their formats, such as
+        formats: if `mu` or `nu` are codes, a scalar with a key that names their formats, such as
             "mu_relative_mulaw8-nu_uroot4_e4m4"; otherwise `optax.EmptyState()`.
     """
 
@@ -70,9 +70,9 @@ def adam(  # noqa: D417 (the others are its links')
     """Adam for weights in bfloat16, float16 or float32.
 
     Chains `scale_by_adam`, `scale_by_learning_rate` and the weight storage, by default
-    `round_stochastically`. Rounds what these round.
+    `round_stochastically`. Rounds as these do.
 
-    Arguments are those of `scale_by_adam`, and:
+    Arguments are as in `scale_by_adam`, and:
 
     Args:
         learning_rate: a number >= 0, a float32 scalar array, or a schedule.
@@ -92,8 +92,8 @@ def adam(  # noqa: D417 (the others are its links')
         seed: of the random words, for moments and weights alike.
 
     Returns:
-        An Optax transform. Put it last, and wrap what scales or averages updates in `store_params`. Its
-        updates are float32.
+        An Optax transform. Put it last, and wrap transforms that scale or average updates in `store_params`.
+        Its updates are float32.
 
     Raises:
         TypeError: if one of the links raises it.
@@ -139,7 +139,7 @@ def adamw(
     Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
     `round_stochastically`. The learning rate scales the decay too, as in Optax.
 
-    Arguments, result and errors are those of `adam`, with `weight_decay`, `mask` and `cautious` of
+    Arguments, result and errors are as in `adam`, with `weight_decay`, `mask` and `cautious` of
     `add_decayed_weights`. `param_storage="int8"` is an experiment: the state keeps float32 weights in 8 bits,
     and rounding errors go into the first moment. `stored_params` reads them from there. It has neither
     `mask`, `nesterov` nor `cautious`, and "feedback" neither `mask` nor `cautious`.

@@ -39,9 +39,9 @@ def adan(
     """Adan for weights in bfloat16, float16 or float32: Adam that looks ahead, with decoupled decay.
 
     Chains `scale_by_adan`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
-    `round_stochastically`. Arguments are those of the links, and `param_storage`, `seed`, result and errors
-    those of `adam`. It is the paper's Adan, with the decay of the authors' code under `no_prox=True`;
-    `optax.adan` has 1 - b2 in place of b2, and an `eps_root`.
+    `round_stochastically`. Arguments are as in the links, and `param_storage`, `seed`, result and errors
+    as in `adam`. It is the paper's Adan, with the decay of the authors' code under `no_prox=True`;
+    `optax.adan` has 1 - b2 instead of b2, and an `eps_root`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -41,8 +41,8 @@ def ademamix(
     """AdEMAMix for weights in bfloat16, float16 or float32: Adam with a second, much slower average.
 
     Chains `scale_by_ademamix`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by
-    default `round_stochastically`. Arguments are those of the links, in the order of
-    `optax.contrib.ademamix`, and `param_storage`, `seed`, result and errors those of `adam`.
+    default `round_stochastically`. Arguments are as in the links, in the order of
+    `optax.contrib.ademamix`, and `param_storage`, `seed`, result and errors as in `adam`.
 
     Example:
         >>> import jax.numpy as jnp

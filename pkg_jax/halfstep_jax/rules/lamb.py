@@ -1,6 +1,6 @@
 """LAMB as a whole optimizer, and LAMB16: the order of their links. No arithmetic.
 
-Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb16.md`.
+Contract: L3, L4. The aim of LAMB16, and the parts that are kept: `docs/lamb16.md`.
 """
 
 import dataclasses
@@ -48,10 +48,10 @@ def lamb(
     Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio`, `scale_by_learning_rate` and the
     weight storage, by default `round_stochastically`. In float32 throughout, and with `max_norm=None`, it is
     `optax.lamb` to within rounding. A step moves a leaf by about the share `learning_rate` of its norm, and
-    the decay is part of the update whose norm is taken. `mu_rounding="feedback"`, which recipes have, is
-    "stochastic" here: the norm would count what is fed back too.
+    the norm is taken of the update with its decay. `mu_rounding="feedback"`, which recipes have, is
+    "stochastic" here: the norm would count fed-back errors too.
 
-    Arguments, result and errors are those of `adamw`, with `max_norm`, `exact` and `axis_names` of
+    Arguments, result and errors are as in `adamw`, with `max_norm`, `exact` and `axis_names` of
     `scale_by_trust_ratio`. Without `max_norm`, steps at a constant rate grow with the weights; None is no
     bound, as `optax.lamb` has it. `bias_correction` is present in v1 and the final paper, absent in v3;
     without decay and `eps` the ratio cancels it up to rounding. Under "split8", "split16" and "master" norms
@@ -101,7 +101,7 @@ def lamb16(  # noqa: D417 (the others are its links')
         ratio = clamp((((1e-3 / learning_rate) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
 
     so that a step is proportional to learning_rate^(1 - trust_power). `docs/lamb16.md` compares the formats
-    with those of the published code.
+    with the published code.
 
     Arguments, result and errors are the same as for `lamb`. With `exact` the power still differs from torch's
     by ulps, but for None.

@@ -50,8 +50,8 @@ def lion(
     """Lion for weights in bfloat16, float16 or float32: the sign of an average, with decoupled decay.
 
     Chains `scale_by_lion`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
-    `round_stochastically`. Arguments are those of the links, and `param_storage`, `seed`, result and errors
-    those of `adam`.
+    `round_stochastically`. Arguments are as in the links, and `param_storage`, `seed`, result and errors
+    as in `adam`.
 
     Example:
         >>> import jax.numpy as jnp

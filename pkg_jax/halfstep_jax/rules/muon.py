@@ -106,16 +106,17 @@ def muon(  # noqa: D417 (the others are its links')
     unless the name says embedding, head, bias, scale or norm. AdamW steps all others. Both chains end in
     decoupled decay, the learning rate and the storage of weights. In float32 throughout, with
     `bias_correction`, it is `optax.contrib.muon` to within rounding, but for embeddings and heads. Arguments
-    that are not listed are those of `scale_by_muon` and `adamw`.
+    that are not listed are as in `scale_by_muon` and `adamw`.
 
     Args:
         learning_rate: of Muon, and of AdamW unless it has its own.
-        weight_decay: decoupled decay of what Muon steps.
+        weight_decay: decoupled decay of weights that Muon steps.
         weight_decay_mask: as `mask` of `add_decayed_weights`, for all weights.
         matrices: overrides the split. It is a function of leaf name ("layers/0/kernel") and array, or a
             mapping from patterns of names. Values are True (Muon), False (AdamW), `MatrixAxes` (Muon, with
             these axes) or None (as by default).
-        adam_b1: with the other arguments `adam_...` and `nu_...`, as in `adamw`, for what AdamW steps.
+        adam_b1: with the other arguments `adam_...` and `nu_...`, as in `adamw`, for weights that AdamW
+            steps.
         adam_b2: as there.
         adam_eps: as there.
         adam_eps_root: as there.
@@ -131,7 +132,7 @@ def muon(  # noqa: D417 (the others are its links')
     Returns:
         An Optax transform that needs `params`.
 
-    Errors are those of `scale_by_muon` and `adamw`, and from `init` ValueError where a pattern of `matrices`
+    Errors are as in `scale_by_muon` and `adamw`, and from `init` ValueError if a pattern of `matrices`
     matches nothing, or nothing is left to Muon.
 
     Example:
@@ -167,7 +168,7 @@ def muon_labels(params: Tree, matrices: MatrixChoice = None) -> Tree:
 
     Args:
         params: the weights, or their shapes and dtypes.
-        matrices: as in `muon`. What has `MatrixAxes` other than inputs by outputs has a label with them.
+        matrices: as in `muon`. Weights with `MatrixAxes` other than inputs by outputs have a label with them.
 
     Raises:
         TypeError: if `matrices` is neither a function nor a mapping, or gives something else.
@@ -242,7 +243,7 @@ def _split_transform(
 
 
 def _of_whole(axes: MatrixAxes, tx: optax.GradientTransformationExtraArgs):
-    """Return a transform of whole matrices: every device gathers those that explicit mesh axes cut."""
+    """Return a transform of whole matrices: every device gathers matrices that explicit mesh axes cut."""
 
     def whole(g: jax.Array) -> jax.Array:
         spanned = (*axes_of(axes.reduction_axis), *axes_of(axes.output_axis))

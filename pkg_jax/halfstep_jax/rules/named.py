@@ -58,7 +58,7 @@ def _peak_lr(alias: str, arguments: Arguments) -> Scalar:
 def links_of(
     named: Named, arguments: Arguments, links: Links | None = None
 ) -> list[optax.GradientTransformationExtraArgs]:
-    """Return the links of a named optimizer, without those whose argument the alias lacks.
+    """Return the links of a named optimizer, without links for arguments that the alias lacks.
 
     `links` are the functions that make links of some of its rules.
     """

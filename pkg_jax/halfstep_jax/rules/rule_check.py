@@ -25,7 +25,7 @@ def check_rule(rule: Rule, *, seed: int = 0) -> None:
         seed: of the numbers.
 
     Raises:
-        ValueError: naming the line of `update` whose result differs, and two numbers that do.
+        ValueError: naming the line of `update` with a different result, and two numbers that differ.
 
     Example:
         >>> from halfstep.rules.lion import ScaleByLion

@@ -30,7 +30,7 @@ from halfstep_jax.xla.exact import opaque_input, without_derivative
 from halfstep_jax.xla.shards import Shard, shards
 
 _FUNCTION = "store_state"
-# What the fields of states are called of which it is known whether there are negative numbers in them.
+# Fields of states that are known to have negative numbers, or none.
 _KNOWN_FIELDS = {"mu": True, "trace": True, "nu": False}
 
 
@@ -66,7 +66,7 @@ def store_state(
         s = decode(stored);  u, s <- inner.update(g, s);  stored <- encode(s)
 
     `inner` gets its arrays in the shapes and dtypes in which it made them. Rounds each array once a step,
-    after `inner`: the update comes from the array before it was stored. So the bits differ from those of
+    after `inner`: the update comes from the array before it was stored. So the bits differ from
     `mu_dtype=` or `nu_dtype=`, which only our own transforms have. Under `jax.jit` nothing but the codes is
     kept between steps.
 
@@ -78,7 +78,7 @@ def store_state(
 
     Only an array's name is known. In a format with a scale, a nonzero number never becomes zero in a block
     without negative numbers. So second moments are safe in "float8_e4m3fn". Formats without a sign keep
-    magnitudes: select what has no sign. As no decay rate is known, freezing is not checked.
+    magnitudes: select arrays without a sign. As no decay rate is known, freezing is not checked.
 
     Args:
         inner: any Optax transform.
@@ -172,11 +172,11 @@ class _Storage:
 
     @property
     def tag(self) -> str:
-        """What the state says of its arrays."""
+        """The tag of the arrays in the state."""
         return tag_of({"stored": self.format})
 
     def arrays(self, state, stored=None) -> list[_Array]:
-        """Return the leaves of a state or of its shapes, with those of the `stored` state if given."""
+        """Return the leaves of a state or of its shapes, with the leaves of the `stored` state if given."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
         codes = [x for _, x in leaves] if stored is None else jax.tree.leaves(stored)
         if len(codes) != len(leaves):

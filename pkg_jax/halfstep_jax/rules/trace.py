@@ -47,9 +47,9 @@ def sgd(  # noqa: D417 (the others are its links')
     """Gradient descent for weights in bfloat16, float16 or float32, with momentum or without.
 
     Chains `trace`, unless `momentum` is None or 0, `scale_by_learning_rate` and the weight storage, by
-    default `round_stochastically`. The other arguments are those of the links; `param_storage`, `seed`,
-    result and errors are those of `adam`. "feedback" asks for a momentum: what rounding weights leaves out
-    goes into the sum (contract A23).
+    default `round_stochastically`. The other arguments are as in the links; `param_storage`, `seed`,
+    result and errors are as in `adam`. "feedback" needs a momentum: rounding errors of weights
+    are added to the sum (contract A23).
 
     Args:
         momentum: the decay of `trace`; None or 0: none, and no state.
@@ -66,6 +66,6 @@ def sgd(  # noqa: D417 (the others are its links')
     """
     arguments = locals()
     none = momentum is None or (isinstance(momentum, int | float) and momentum == 0)
-    if none and param_storage != FED_BACK:  # which asks for one, and names what it was given
+    if none and param_storage != FED_BACK:  # which needs one, and names the value
         del arguments["momentum"]
     return of_arguments(SGD, arguments)

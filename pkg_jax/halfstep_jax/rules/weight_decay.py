@@ -43,7 +43,7 @@ def add_decayed_weights(
         An Optax transform that needs `params`. Its updates are float32. A `weight_decay` of the Python number
         0 adds nothing.
 
-    Errors are those of `scale_by_adam`, and ValueError from `update` without `params`.
+    Errors are as in `scale_by_adam`, and ValueError from `update` without `params`.
 
     Example:
         >>> import jax.numpy as jnp

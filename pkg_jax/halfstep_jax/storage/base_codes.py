@@ -1,4 +1,4 @@
-"""What a `Format` needs of its codes.
+"""The interface of codes that a `Format` uses.
 
 Contract: F4, F5. Elementwise; which elements share a scale is not known here (`blocks.py`, `formats.py`).
 """
@@ -23,11 +23,11 @@ class Codes:
         self.dtype, self.numbers, self.exponent = codes.dtype, codes.numbers, codes.exponent
 
     def scale(self, block_max: jax.Array) -> jax.Array:
-        """Return the scale bytes of blocks whose largest magnitudes are `block_max`."""
+        """Return the scale bytes of blocks with the largest magnitudes `block_max`."""
         return self.shared.scale(JaxArrays(), block_max)
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
-        """Return the codes of float32 `x`; where `nonzero`, what is not zero is not stored as zero."""
+        """Return the codes of float32 `x`; where `nonzero`, no other number is stored as zero."""
         return self.shared.encode(JaxArrays(), x, scale, as_int32(words), nonzero)
 
     def with_inverse_root(

@@ -70,7 +70,7 @@ def of_block_maximum(
 ) -> jax.Array:
     """Return `scale`, a byte, of the largest magnitude of every block.
 
-    What is not finite counts as `not_finite`. `scale` does not fall. So it may be applied to every number
+    Infinities and NaN count as `not_finite`. `scale` does not fall. So it may be applied to every number
     before the maximum is taken, and is where an array must be kept in between: bytes take a quarter of the
     room. `bytes_on_tpu` says whether on a TPU too.
     """
@@ -164,7 +164,7 @@ def _packed(runs: jax.Array) -> jax.Array:
 
 def _packed_on_cpu(runs: jax.Array) -> jax.Array:
     packed = _packed(runs)
-    # A select: XLA on CPU keeps what one gives, and would make the codes again where they are decoded.
+    # A select: XLA on CPU keeps its result, and would make the codes again where they are decoded.
     return jnp.where(packed == 0, np.uint8(0), packed)
 
 
@@ -199,7 +199,7 @@ def _of_maximum_by_halves(scale: Callable, rows: jax.Array, block: int) -> jax.A
 
 
 def _maximum_by_halves(blocks: jax.Array) -> jax.Array:
-    """Return the maximum of every block. What makes them is fused with a halving, not with a reduction."""
+    """Return the maximum of every block. Its inputs are fused with a halving, not with a reduction."""
     return jnp.max(_by_halves(blocks), axis=-1, initial=0)
 
 
@@ -224,7 +224,7 @@ def _of_maximum_on_tpu(scale: Callable, rows: jax.Array, block: int, one_axis: b
 
     `one_axis` tells whether `rows` are the rows of the array itself.
     """
-    # Of bytes XLA takes the maxima of two arrays in one pass, and it keeps in memory what it is to pad.
+    # Of bytes XLA takes the maxima of two arrays in one pass, and it keeps padded arrays in memory.
     of_elements = scale(rows)
     if not tiles.cut_by_blocks(rows.shape, block):
         return _maximum(of_elements, block)
@@ -256,6 +256,6 @@ def _cut(rows: jax.Array, block: int) -> jax.Array:
     """Return rows as blocks."""
     *leading, run = rows.shape
     if block and run % block:
-        # Only what the maximum reads is padded: a padded moment would be a copy of it.
+        # Only the input of the maximum is padded: a padded moment would be a copy of it.
         rows = jnp.pad(rows, [(0, 0)] * len(leading) + [(0, -run % block)])
     return rows.reshape(*leading, -(-run // block) if block else 0, block)

@@ -5,7 +5,7 @@ from halfstep.storage.base_codes import Codes as SharedCodes
 from halfstep_jax.storage.base_codes import Codes
 from halfstep_jax.storage.float_codes import PlainCodes, SignedCodes
 
-# Those whose arithmetic JAX has its own way of.
+# Codes with arithmetic of JAX's own.
 _OWN: dict[type[SharedCodes], type[Codes]] = {floats.PlainCodes: PlainCodes, floats.SignedCodes: SignedCodes}
 CODES = {
     family: {name: _OWN.get(type(entry), Codes)(entry) for name, entry in entries.items()}

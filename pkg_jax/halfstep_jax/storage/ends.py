@@ -12,7 +12,7 @@ from halfstep_jax.leaf_calls import Tree
 def count_at_ends(second: str, codes: jax.Array, first: jax.Array) -> tuple[Tree, Tree]:
     """Return the number of elements at the smallest and the largest number of the codes, 0 for no such end.
 
-    At the smallest those count whose first moment is not zero: others have had no gradient yet.
+    At the smallest, only elements with a first moment other than zero count: others have had no gradient yet.
 
     Args:
         second: the text of the second moment's format.

@@ -40,7 +40,7 @@ class SignedCodes(Codes):
         return jnp.uint16 if self.dtype == "float16" else jnp.uint8
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
-        """Round, and mark what is not finite."""
+        """Round, and mark infinities and NaN."""
         code = self.shared.rounded(JaxArrays(), x, scale, as_int32(words), nonzero)
         finite, bits = jnp.abs(x) < np.float32(np.inf), code.astype(self._bits)
         return lax.platform_dependent(
@@ -48,7 +48,7 @@ class SignedCodes(Codes):
         )
 
     def _select_once(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
-        """Do as `_select_bits`. What ends in a bitcast, XLA on CPU makes again where codes are read."""
+        """Do as `_select_bits`. XLA on CPU repeats operations that end in a bitcast where codes are read."""
         return keep_codes_for_kernels(self._select_bits(finite, bits))
 
     def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
@@ -79,5 +79,5 @@ class SignedCodes(Codes):
 
 
 def cast(codes: jax.Array) -> jax.Array:
-    """Return the numbers of 8-bit floats by one operation: what takes many XLA on TPU does not do twice."""
+    """Return the numbers of 8-bit floats by one operation: XLA on TPU does not repeat many."""
     return codes.astype(jnp.float32)

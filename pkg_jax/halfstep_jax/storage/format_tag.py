@@ -67,7 +67,7 @@ def check_tags(caller: str, made: Tree, state: Tree) -> None:
 
 
 def check_words(caller: str, state: Tree) -> None:
-    """Refuse a state, of any nesting, whose tags have the words of others."""
+    """Refuse a state, of any nesting, with tags that have the words of others."""
     for path, word in jax.tree_util.tree_leaves_with_path(state):
         if _is_tag(path):
             _check_word(caller, path[-1].key, word)

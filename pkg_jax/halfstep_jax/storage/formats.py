@@ -73,11 +73,11 @@ class Format(shared.Format):
 
     @property
     def ends_derivatives(self) -> bool:
-        """Whether what is stored passes no derivative on: integers, and numbers in units of a scale."""
+        """Whether stored values pass no derivative on: integers, and numbers in units of a scale."""
         return self.scaled or not jnp.issubdtype(self.code_dtype, jnp.floating)
 
     def problem_of(self, scale, shape: tuple[int, ...]) -> str | None:
-        """Return what is wrong with the scales of an array of `shape`, unless they are traced."""
+        """Return the fault of the scales of an array of `shape`, unless they are traced."""
         expected = self.scale_shape(shape)
         made = f"block_size={self.block_size!r} makes it uint8{list(expected)}"
         if scale is None:
@@ -89,8 +89,8 @@ class Format(shared.Format):
     def lacks_scales(self, encoded: Encoded) -> bool:
         """Whether codes stand beside the scales that zeros have, and were made with others; no traced arrays.
 
-        A scale is the smallest under which the block fits. So codes that would have it under the next scale
-        are of a block whose scale was left behind. Numbers that small are rare, and not so in all blocks.
+        A scale is the smallest under which the block fits. So codes that would fit under the next scale
+        are of a block without its own scale. Numbers that small are rare, and not so in all blocks.
         """
         (lowest, _), scale = self.codes.scale_range, encoded.scale
         if scale is None or isinstance(encoded.codes, Tracer) or isinstance(scale, Tracer):
@@ -146,13 +146,13 @@ class Format(shared.Format):
     def codes_of(
         self, x: jax.Array, words: jax.Array | None, scale: jax.Array | None, *, keep_nonzero: str = "never"
     ) -> Encoded:
-        """Return what `encode` returns, given what `scale_of` returned; not packed (see `packed_up`)."""
+        """Encode with the result of `scale_of`; not packed (see `packed_up`)."""
         codes, scale = self._codes_and_scale(x, words, keep_nonzero, scale)
         return Encoded(kept_for_kernels(codes) if self.packed else codes, scale)
 
     @_on_auto_axes
     def unpacked(self, encoded: Encoded) -> Encoded:
-        """Return what is stored with a code for every element, whatever is packed."""
+        """Return the stored arrays with a code for every element, also if they are packed."""
         if encoded.shape is None:
             return encoded
         codes = unpack(encoded.codes, encoded.shape, self.block_size)
@@ -160,7 +160,7 @@ class Format(shared.Format):
 
     @_on_auto_axes
     def packed_up(self, encoded: Encoded) -> Encoded:
-        """Return what is stored in the form in which it is, given it in that of `unpacked`."""
+        """Return the stored arrays in their own form, given the form of `unpacked`."""
         return self._encoded(encoded.codes, encoded.scale)
 
     @_on_auto_axes
@@ -207,7 +207,7 @@ class Format(shared.Format):
         return per_element((largest == 0).astype(jnp.uint8), x.shape, self.block_size) == 1
 
     def _encoded(self, codes: jax.Array, scale: jax.Array | None) -> Encoded:
-        """Return what is stored, given the code of every element."""
+        """Return the stored arrays, given the code of every element."""
         if not self.packed:
             return Encoded(codes, scale)
         return Encoded(pack(codes, self.block_size), scale, codes.shape)

@@ -30,7 +30,7 @@ def into_unit(fmt: shared.Format, m: jax.Array, v: jax.Array, nu: Encoded, zero:
         fmt: of the first moment.
         m: float32, the first moment.
         v: float32, the second moment as it was stored, and
-        nu: what is stored of it.
+        nu: its stored form.
         zero: for `exact.opaque`.
     """
     if fmt.power_unit:

@@ -1,4 +1,4 @@
-"""What a moment's dtype may be, for JAX: the formats of `halfstep`, which encode and decode its arrays."""
+"""The dtypes of moments in JAX: the formats of `halfstep`, which encode and decode its arrays."""
 
 import jax
 
@@ -10,7 +10,7 @@ from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.storage.formats import Format
 
 StateDType = jax.typing.DTypeLike | formats.Format
-"""What says how a moment is stored."""
+"""The format of a stored moment."""
 
 scaled = formats.returning(Format, shared.scaled)
 codebook = formats.returning(Format, shared.codebook)

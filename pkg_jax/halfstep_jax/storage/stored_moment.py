@@ -1,4 +1,4 @@
-"""How a link stores one of its moments: in which format, rounded how, with whose words.
+"""How a link stores one of its moments: in which format, with which rounding and words.
 
 Contract: F1 to F3. It stands between the update rules, which know moments, and the formats, which know codes.
 """
@@ -32,7 +32,7 @@ from halfstep_jax.storage.state_dtypes import as_format, default_format
 from halfstep_jax.xla.shards import Shard, shards
 
 _HINT = "Pass the tree that init saw."
-# What a moment is kept in where nothing is asked for.
+# The dtypes of a moment if no format is given.
 _DEFAULTS = ("float32", "bfloat16")
 
 
@@ -46,8 +46,8 @@ class StoredMoment:
         asked_for: its format; None takes bfloat16 for bfloat16 params, else float32.
         rounding: one of `moment_formats.ROUNDINGS`.
         rate: the decay rate; None where it is an array, which counts as not known (contract F3).
-        default_of_narrow: whether nothing was asked for, and the format is that of bfloat16 weights alone
-            (F20); what has no scales in the state is then float32.
+        default_of_narrow: whether no format was given, and the format is that of bfloat16 weights alone
+            (F20); arrays without scales in the state are then float32.
 
     Raises:
         ValueError: if the format cannot hold a state, or nearest would freeze it.
@@ -115,7 +115,7 @@ class StoredMoment:
         return self.split_tree(treedef.unflatten([self._zeros_for(*row) for row in rows]))
 
     def shards(self, names: list[str], weights: list) -> list[Shard | None]:
-        """Return which parts of whole arrays those of the moment are, inside `jax.shard_map`.
+        """Return the parts of whole arrays that the moment's arrays are, inside `jax.shard_map`.
 
         Raises:
             ValueError: if a weight is cut, and the moment has another shape.
@@ -131,7 +131,7 @@ class StoredMoment:
         return found
 
     def read(self, leaves: Leaves, codes, scales, dtypes: Sequence[str | None]) -> list[Encoded]:
-        """Return what is stored for every leaf, and refuse what `init` would not have made.
+        """Return the stored arrays of every leaf; arrays that `init` would not have made raise.
 
         Args:
             leaves: of the updates.
@@ -174,7 +174,7 @@ class StoredMoment:
         ]
 
     def decode(self, encoded: Encoded, key: LeafKey | None) -> jax.Array:
-        """Return the float32 values of what is stored.
+        """Return the float32 values of stored arrays.
 
         Args:
             encoded: codes and scales.
@@ -192,7 +192,7 @@ class StoredMoment:
     def round_with_inverse_root(
         self, old: Encoded, moment: jax.Array, key: LeafKey
     ) -> tuple[Encoded, jax.Array]:
-        """Round as `round_trip` does; return what is stored, and about 1/sqrt of the moment as it is."""
+        """Round as `round_trip` does; return the stored arrays, and about 1/sqrt of the unrounded moment."""
         fmt = self.format_of(old)
         codes, inverse = fmt.arithmetic.with_inverse_root(
             moment, self.words(fmt, moment.shape, key), key.zero
@@ -208,7 +208,7 @@ class StoredMoment:
         return codes, named_scales(self._has_scales, {name: one.scale for name, one in named})
 
     def format_of(self, encoded: Encoded) -> Format:
-        """Return the format of what is stored: the one asked for, or the plain one of its dtype."""
+        """Return the format of stored arrays: the given one, or the plain one of their dtype."""
         small = self._has_scales and encoded.scale is None
         if self.asked_for is None or small:
             return as_format(self.caller, self.dtype_name, encoded.codes.dtype)
@@ -218,7 +218,7 @@ class StoredMoment:
         """Return how the moment of a weight of `shape` is stored, and whether it is rounded stochastically.
 
         Args:
-            codes: what has their dtype.
+            codes: an array of their dtype.
             shape: of the weight.
         """
         if self.asked_for is None:
@@ -242,7 +242,7 @@ class StoredMoment:
 
     @property
     def keep_nonzero(self) -> str:
-        """Whether what is not zero is not stored as zero: see `Format.encode`."""
+        """Whether other numbers are kept from zero when they are stored: see `Format.encode`."""
         return "never" if self.field.signed else "always"
 
     def words(self, fmt: Format, shape, key: LeafKey | None) -> jax.Array | None:
@@ -269,7 +269,7 @@ class StoredMoment:
         if not self.field.copies_weights:
             return fmt.zeros_like(p)
         check_weight_dtype(self.caller, self.field, name, p.dtype.name)
-        # A copy: what is donated with the weights is not given twice.
+        # A copy: a buffer that is donated with the weights is not donated twice.
         return fmt.encode(jnp.array(p, jnp.float32), None)
 
     def _format_here(
@@ -347,9 +347,9 @@ def _is_encoded(x) -> bool:
 
 
 def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Tree:
-    """Return the scales of a state: those there are, by the names of their leaves.
+    """Return the scales of a state by the names of their leaves.
 
-    Not in the tree of the params: clients place what stands there as they place the weight, and scales have
+    Not in the tree of the params: clients place arrays there as they place the weight, and scales have
     other shapes. Where a format has scales but no leaf is large enough for it, it is one byte that means
     nothing: Optax takes the state of no leaves at all for a pattern of all states. A format without scales
     has an `optax.EmptyState`.

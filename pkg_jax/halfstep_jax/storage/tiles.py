@@ -24,7 +24,7 @@ def has_columns(shape: tuple[int, ...], tiles: int = 1) -> bool:
 
 
 def _in_plane(shape: tuple[int, ...]) -> bool:
-    """Whether tiles hold anything: arrays of one axis have none, nor have those without elements."""
+    """Whether tiles hold anything: arrays of one axis or without elements have none."""
     return len(shape) > 1 and 0 not in shape
 
 
@@ -101,6 +101,6 @@ def _in_tiles(rows: jax.Array, columns: int) -> jax.Array:
 
 
 def _out_of_tiles(tiles: jax.Array, count: int) -> jax.Array:
-    """Return `count` rows out of what `_in_tiles` gives."""
+    """Return `count` rows of a result of `_in_tiles`."""
     *leading, high, across, rows, columns = tiles.shape
     return tiles.swapaxes(-2, -3).reshape(*leading, high * rows, across * columns)[..., :count, :]

@@ -14,7 +14,7 @@ def cast_params(params: Tree, *, norms: str = "split16", embeddings: str = "bflo
     Rounds to nearest, once. Norms and embeddings are known by the names of their modules, such as
     "LayerNorm_0", "ln_1", "embedding" or "wte". "float32" leaves them as they are, and Flax computes with
     them in float32. "split16" casts them for the model; give them `param_storage="split16"`, so that the
-    optimizer keeps the further bits of what it adds. Leaves that are not float32 stay.
+    optimizer keeps the further bits of its updates. Leaves that are not float32 stay.
 
     Args:
         params: the weights.

@@ -19,7 +19,7 @@ from halfstep_jax.weights.nan_check import advice_on_nan, small
 
 # `optax.MultiSteps` returns zeros most of the time, and `reduce_on_plateau` waits for 10 steps.
 _STEPS = 16
-# What wraps an optimizer and moves weights itself, how, and the storage that works around it.
+# Wrappers that move weights themselves: how, and the storage that works around them.
 _MOVERS = {
     "lookahead": ("moves weights between a fast and a slow copy", "stochastic"),
     "schedule_free": ("averages weights", "split16"),
@@ -35,13 +35,13 @@ _LEFT_OUT = (
 
 
 class ChainFault(NamedTuple):
-    """What a chain does to updates after a link has stored the weights.
+    """A change of updates by a chain after a link has stored the weights.
 
     Attributes:
         link: the link or wrapper that changes them, by its name.
         storage: the link that stored the weights.
-        leaves: the weights whose updates are changed.
-        advice: a sentence: what happens, and the way that works.
+        leaves: the weights with changed updates.
+        advice: a sentence: the effect, and the remedy.
     """
 
     link: str
@@ -56,12 +56,12 @@ def chain(
     """Do as `optax.chain`; `init` refuses a chain that loses updates of 16-bit weights.
 
     `init` calls `check_chain`, which only traces one step where the link that stores the weights is the last.
-    The updates are those of `optax.chain`. Use it for a whole optimizer. A part of one need not store
+    The updates are as in `optax.chain`. Use it for a whole optimizer. A part of one need not store
     weights, and belongs into `optax.chain`.
 
     Args:
         links: Optax transforms, in the order in which they run; at least one.
-        extra_args: for the check: what `update` wants beside updates, state and params, such as `value=1.0`.
+        extra_args: for the check: further arguments of `update`, such as `value=1.0`.
 
     Raises:
         ValueError: in `init`, as `check_chain`; here, if there are no links.
@@ -97,16 +97,16 @@ def check_chain(tx: optax.GradientTransformation, params: Tree, **extra_args: ob
     Scaled, averaged or projected, they end between two weights and are rounded away. Such a link is named
     here, as is a chain that leaves 16-bit weights to nearest rounding.
 
-    It takes 16 steps, or those after which `optax.lookahead` moves its weights. A link that acts later is not
-    found. Where steps with a NaN are skipped, one such step is taken, after which weights must move again.
-    `params` and the state of a run are neither read nor changed.
+    It takes 16 steps, or as many as `optax.lookahead` needs to move its weights. A link that acts later is
+    not found. Where steps with a NaN are skipped, one such step is taken, after which weights must move
+    again. `params` and the state of a run are neither read nor changed.
 
     Args:
         tx: any Optax transform.
         params: the weights that it is for, or their shapes and dtypes; no axis is longer than 4 in the check.
             Of `optax.lookahead` the weights, or its `LookaheadParams`.
-        extra_args: what `tx.update` wants beside updates, state and params, such as `value`; it stays the
-            same over the steps.
+        extra_args: further arguments of `tx.update`, such as `value`, which stay the same
+            over the steps.
 
     Raises:
         TypeError: if a wrapper wants updates in the dtype of the gradients; or whatever `tx` raises.
@@ -169,7 +169,7 @@ class _StepsLeftOut(TypeError):
 
 
 class _Traced(NamedTuple):
-    """What a traced step showed.
+    """The findings of a traced step.
 
     Attributes:
         by: of the leaves of 16 bits, the link that stored each last.
@@ -209,7 +209,7 @@ def _traced(tx: optax.GradientTransformation, params, extra_args: Arguments) -> 
 
 
 class _Trial:
-    """What trial steps showed: the 16-bit leaves, what links stored, and wrong leaves."""
+    """The findings of trial steps: the 16-bit leaves, the results of links, and wrong leaves."""
 
     def __init__(self, params):
         self.narrow = [name for name, p in named_leaves(params) if not is_wide(p)]
@@ -217,7 +217,7 @@ class _Trial:
         self.wrong: set[str] = set()
 
     def look(self, updates) -> None:
-        """Compare the updates of a step with what links returned."""
+        """Compare the updates of a step with the results of links."""
         for name, u in named_leaves(updates):
             if name not in self.narrow or not np.any(np.asarray(u)):
                 continue

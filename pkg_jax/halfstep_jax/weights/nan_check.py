@@ -24,7 +24,7 @@ def small(tree: Tree, value: float) -> Tree:
 def advice_on_nan(
     tx: optax.GradientTransformation, params: Tree, gradient: Tree, extra_args: Arguments
 ) -> str:
-    """Return what is wrong if no weight moves after one NaN; "" if some do, or no step is ever skipped.
+    """Return the fault if no weight moves after one NaN; "" if some do, or no step is ever skipped.
 
     Steps with the gradient up to the first that moves a weight, one with NaN, and twice as many again: an
     accumulation that the NaN spoils is skipped, and the next must move weights.

@@ -40,7 +40,7 @@ class CompensateState(NamedTuple):
     """State of `compensate`.
 
     Attributes:
-        compensation: what rounding has lost of the weights so far, bfloat16, in their tree:
+        compensation: the rounding errors of the weights so far, bfloat16, in their tree:
             `optax.MaskedNode()` for a float32 weight.
     """
 
@@ -87,7 +87,7 @@ def round_stochastically(seed: jax.typing.ArrayLike = 0) -> optax.GradientTransf
 
 
 def compensate() -> optax.GradientTransformationExtraArgs:
-    """Keep what rounding the weights loses, and add it to the next update: Kahan's sum, the last link.
+    """Keep the rounding error of the weights, and add it to the next update: Kahan's sum, the last link.
 
     With c the compensation, in bfloat16, and s = u + c:
 
@@ -102,7 +102,7 @@ def compensate() -> optax.GradientTransformationExtraArgs:
     move it less and less far, and below 2^-18 not at all. For such updates use `split_params`.
     Updates of float32 weights pass as they are, and nothing is kept for them.
 
-    Errors are those of `round_stochastically`.
+    Errors are as in `round_stochastically`.
 
     Example:
         >>> params = {"w": jnp.ones(2, jnp.bfloat16)}

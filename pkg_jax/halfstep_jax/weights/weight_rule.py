@@ -37,7 +37,7 @@ class WeightRule:
         State: the NamedTuple of its state: `count` and `seed`, in a wrapper `outer_count` and `outer_seed`,
             if it rounds stochastically, the field `extra_field`, if it keeps something beside the weights,
             and `inner_state`, if it is a wrapper.
-        extra_field: the field that holds what is kept beside the weights; "" where nothing is.
+        extra_field: the field of the array beside the weights; "" if there is none.
     """
 
     name: ClassVar[str]
@@ -57,7 +57,7 @@ class WeightRule:
 
     @property
     def tag(self) -> str:
-        """What the state says of its further array, if that holds bits and no numbers; "" otherwise."""
+        """The tag of the state for its further array, if that holds bits and no numbers; "" otherwise."""
         return ""
 
     def first_extra(self, p) -> jax.Array:

@@ -31,7 +31,7 @@ def store_params(
     Rounds params + update as the storage does, once.
 
     Args:
-        inner: any Optax transform that does not store the weights itself. Of the aliases, those with
+        inner: any Optax transform that does not store the weights itself. An alias needs
             `param_storage="nearest"`.
         param_storage: "stochastic" (see `round_stochastically`), "compensated" (`compensate`), "split8" or
             "split16" (`split_params`), "master" (`keep_master_params`), or "nearest", which returns `inner`.
@@ -41,7 +41,7 @@ def store_params(
         An Optax transform that needs `params`. Its updates are float32; under "nearest" they are the
         updates of `inner`.
 
-    Errors are those of the storages, and ValueError for a storage that there is not.
+    Errors are as in the storages, and ValueError for an unknown storage.
 
     Example:
         >>> import jax.numpy as jnp

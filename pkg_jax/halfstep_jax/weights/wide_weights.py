@@ -23,13 +23,13 @@ class SplitParamsState(NamedTuple):
     """State of `split_params`.
 
     Attributes:
-        outer_count: int32 scalar, steps taken. A `count` here would hide those of `inner_state` from
-            `optax.tree.set`, and a `seed` theirs.
+        outer_count: int32 scalar, steps taken. A `count` or `seed` here would hide the counts or seeds of
+            `inner_state` from `optax.tree.set`.
         outer_seed: uint32[2], (high, low).
         extra: the further bits of the weights, uint8 or uint16, in their tree: `optax.MaskedNode()`
             for a float32 weight.
         inner_state: of the wrapped transform.
-        formats: a scalar whose key names the dtype of `extra`.
+        formats: a scalar with a key that names the dtype of `extra`.
     """
 
     outer_count: jax.Array
@@ -56,7 +56,7 @@ def split_params(
 ) -> optax.GradientTransformationExtraArgs:
     """Store `extra_bits` more low-order bits of every 16-bit weight; `inner` sees and updates the full value.
 
-    The weight w that `inner` sees is float32. What the model sees, p, is w rounded to nearest, ties away from
+    The weight w of `inner` is float32. The weight p of the model is w rounded to nearest, ties away from
     zero; the low bits of w are kept in the state:
 
         w = join(p, extra);  w <- store(w + u);  p <- nearest(w)
@@ -65,15 +65,15 @@ def split_params(
     float32. Otherwise w has `extra_bits` more bits of mantissa than the weight's format, and is rounded to
     them stochastically, once in each step. float32 weights pass through.
 
-    Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to the dtype of
-    what `inner` sees: float32.
+    Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to
+    float32, the dtype of w.
 
     Args:
         inner: any Optax transform: a whole chain, without a last link that rounds.
         extra_bits: 8 or 16.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
-    Errors are those of `round_stochastically`, and ValueError for other `extra_bits`.
+    Errors are as in `round_stochastically`, and ValueError for other `extra_bits`.
 
     Example:
         >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
@@ -95,21 +95,21 @@ def split_params(
 def keep_master_params(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Keep a float32 copy of every 16-bit weight, and let `inner` see and update that.
 
-    What the model sees, p, is the copy w rounded to nearest, ties away from zero:
+    The weight p of the model is the copy w rounded to nearest, ties away from zero:
 
         w <- w + u;  p <- nearest(w)
 
     The bits of training in float32, for float16 weights too. `split_params` does the same for bfloat16
-    weights in two bytes less. float32 weights pass through. A weight that is not what the copy shows was
+    weights in two bytes less. float32 weights pass through. A weight that differs from the copy was
     written from outside, and the step goes on from the weight (contract P7).
 
-    Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to the dtype of
-    what `inner` sees: float32.
+    Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to
+    float32, the dtype of w.
 
     Args:
         inner: any Optax transform: a whole chain, without a last link that rounds.
 
-    Errors are those of `round_stochastically`.
+    Errors are as in `round_stochastically`.
 
     Example:
         >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
@@ -169,7 +169,7 @@ class SplitParams(WeightRule):
 
     def apply(self, u, p, extra, words, zero):
         """Return both parts of the weight and the update."""
-        # A sum, and so not subnormal where those are taken for zero.
+        # A sum, and so not subnormal where subnormal numbers count as zero.
         w = lax.platform_dependent(self.join(p, extra) + u, cpu=keep_for_kernels, default=lambda w: w)
         return self.store(w, p.dtype, words)
 

@@ -6,7 +6,7 @@ kind, so the bits would depend on how a step is compiled. `lax.optimization_barr
 and round trips through integers do not stop it. An OR with a zero that no compiler can prove to be zero stops
 it, and takes one instruction: the value becomes opaque.
 
-What to make opaque: a product that feeds a sum; an array that arrives from another link, which may be a
+These are made opaque: a product that feeds a sum; an array that arrives from another link, which may be a
 product; a constant that could vanish if it were seen.
 """
 
@@ -24,13 +24,13 @@ _MINUS_ZERO = np.float32(-0.0).view(np.uint32)
 def opaque_zero(word: jax.Array | None = None) -> jax.Array:
     """Return the uint32 zero (word (word + 1)) & 1: one of two neighbours is even, which no compiler proves.
 
-    `word` is a scalar in or out of a rolled loop, such as that of the keys: what a loop computes is not
-    folded even where all its inputs are constants. None makes a loop of its own for it.
+    `word` is a scalar in or out of a rolled loop, such as that of the keys: the result of a loop is not
+    folded even if all its inputs are constants. None makes a loop of its own for it.
 
     Source: ours.
     """
     if word is None:
-        # Two turns; a single one would be folded. What stands behind the loop is in front of every kernel
+        # Two turns; a single one would be folded. The operation after the loop is in front of every kernel
         # that reads it, and so the loop's result among the last operands of all: they stay one program.
         return lax.fori_loop(0, 2, _next_zero, jnp.uint32(1)) & np.uint32(1)
     return (word * (word + np.uint32(1))) & np.uint32(1)
@@ -85,7 +85,7 @@ def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
 def without_derivative(x: jax.Array) -> jax.Array:
     """Return x as it is, to be stored in codes; a derivative that reaches it raises ValueError.
 
-    Codes are no numbers, so what passes from one step to the next through them would be left out in silence.
+    Codes are no numbers, so a derivative through them would be left out in silence.
 
     Example:
         >>> jax.grad(without_derivative)(1.0)
@@ -118,7 +118,7 @@ def opaque_product(a: Array, b: Array, zero: jax.Array) -> jax.Array:
 
 
 def rounded_product(product: Array, zero: jax.Array) -> jax.Array:
-    """Return a product in float32 as it is, plus -0.0 with a zero whose sign no compiler knows.
+    """Return a product in float32 as it is, plus -0.0 with a zero of a sign that no compiler knows.
 
     Where it is fused with that sum, the product is rounded once all the same; and it is an operation less
     than `opaque` of it.
@@ -185,7 +185,7 @@ _without_derivative = elementwise(
 def zero_of_pass(zero: jax.Array, *, on_gpu: bool) -> jax.Array:
     """Return a zero that makes an array distinct for XLA: on a CPU, and on a GPU if `on_gpu`.
 
-    On a TPU it is the zero itself: what is behind it twice is computed once.
+    On a TPU it is the zero itself: equal operations behind it are computed once.
     """
     return _zero_of_pass(zero) if on_gpu else _zero_of_pass_on_cpu(zero)
 

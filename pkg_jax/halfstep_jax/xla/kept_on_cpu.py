@@ -1,6 +1,6 @@
 """Values that XLA on CPU stores between its kernels, instead of computing them again in each.
 
-Values are what they were: only memory and time differ.
+Values do not change: only memory and time differ.
 """
 
 import jax
@@ -33,7 +33,7 @@ def keep_for_kernels(x: jax.Array) -> jax.Array:
 def keep_codes_for_kernels(x: jax.Array) -> jax.Array:
     """Return codes through a loop without iterations, which makes XLA on CPU store them for all kernels.
 
-    XLA fuses nothing across a loop. Codes of one byte are a quarter of what `keep_for_kernels` keeps. The
+    XLA fuses nothing across a loop. Codes of one byte are a quarter of the bytes of `keep_for_kernels`. The
     kernel that writes them has vectors twice as wide as a kernel that writes numbers of 16 or 32 bits.
 
     Example:

@@ -20,12 +20,12 @@ ARE_THERE = all(hasattr(core, name) for name in ("ClosedJaxpr", "Literal", "jaxp
 def step_in_passes(take: Callable, stored: Tree, zero: jax.Array, *, on_gpu: bool) -> tuple[Tree, Tree]:
     """Run a step in passes, one for each stored array; return its result and the stored arrays.
 
-    XLA keeps in float32 what has a root in it and two uses. So nothing has two: a pass begins with the inputs
-    again, behind another zero, and XLA does not see that it is the same step. The step is traced once. A pass
-    is the part of that trace that its result depends on, given what the passes before it stored.
+    XLA keeps an array with a root in it and two uses in float32. So nothing has two: a pass begins with the
+    inputs again, behind another zero, and XLA does not see that it is the same step. The step is traced once.
+    A pass is the part of that trace that its result depends on, given what the passes before it stored.
 
     Args:
-        take: from a zero, and what the step has stored, to what it returns, and what it stores.
+        take: from a zero and the stored arrays of the step to its result and its new arrays.
         stored: arrays like those that it stores: their tree, shapes and dtypes.
         zero: of the step.
         on_gpu: whether passes are kept apart there too; see `zero_of_pass`.
@@ -74,6 +74,6 @@ def _variables(atoms: Sequence[Traced]) -> set[Traced]:
 
 
 def _run(part: Traced, consts: Sequence, zero: jax.Array, like: list, new: dict[int, jax.Array]) -> list:
-    # In the place of what it does not read stands anything.
+    # Inputs that it does not read may be anything.
     given = [new.get(i, x) for i, x in enumerate(like)]
     return core.jaxpr_as_fun(core.ClosedJaxpr(part, consts))(zero, *given)

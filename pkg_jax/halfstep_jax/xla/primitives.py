@@ -1,7 +1,7 @@
 """JAX primitives: operations that are one equation in a trace and are lowered by platform.
 
 Contract: A2, A3. A `jax.lax.platform_dependent` holds the branches of all platforms in every trace, and a
-`jax.custom_jvp` a program of its own; a primitive has neither, and says what it is where it is lowered.
+`jax.custom_jvp` a program of its own; a primitive has neither, and is decided where it is lowered.
 
 This, with `passes`, is the one place that reaches for JAX's points of extension. Where a version of JAX has
 moved one, an operation is a plain function: the bits stay, and traces are longer.
@@ -22,7 +22,7 @@ from halfstep_jax.leaf_calls import Traced
 from halfstep_jax.xla.shards import vary_together
 
 _Operation = Callable[..., jax.Array]
-# What JAX raises where a name is gone, or means another thing.
+# The errors of JAX if a name is gone, or has another meaning.
 _MOVED = (ImportError, AttributeError, TypeError)
 
 
@@ -46,17 +46,18 @@ def elementwise(
 ) -> _Operation:
     """Return an elementwise operation on arrays, all of one shape or scalars beside the first.
 
-    Op by op, unless that is said, and compiled for several platforms at once, it is what each of these has.
+    Op by op, unless `op_by_op` is given, and compiled for several platforms at once, it has the form of each
+    platform.
 
     Args:
         name: of its equations.
-        default: what it is, in operations of JAX.
+        default: its form in operations of JAX.
         type_of_result: from the abstract values of its operands to that of its result.
-        derivative: from the operands and their tangents to that of the result.
-        in_hlo: by platform, and by None, what a trace of `default` or `platforms` for every shape would take
-            longer to find: its result in StableHLO, from operands there; None where that is out of reach.
-        op_by_op: what it is there on every platform, where all give the same and need not be told apart.
-        platforms: what it is on platforms of which that is not so.
+        derivative: from the operands and their tangents to the tangent of the result.
+        in_hlo: by platform, and by None, its result in StableHLO from operands there, which is faster than a
+            trace of `default` or `platforms` for every shape; None if that is out of reach.
+        op_by_op: its form there on every platform, if all give the same and need not be told apart.
+        platforms: its form on other platforms.
 
     Source: ours.
     """
@@ -83,7 +84,7 @@ def elementwise(
 
 
 def type_of(name: str) -> Callable:
-    """Return what tells the abstract value of the result of an operation of `jax.lax`, such as "div"."""
+    """Return the function for the abstract value of a result of `jax.lax`, such as that of "div"."""
 
     def type_of_result(*operands: Traced) -> Traced:
         try:
@@ -163,7 +164,7 @@ def _without(axis: int | None, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _spread(x: jax.Array, place: int | None, axis: int, part: tuple[int, ...], whole: tuple[int, ...]):
-    """Return an operand, whose shape without its batch axis is `own`, as one of a batch."""
+    """Return an operand, of the shape `own` without its batch axis, as one of a batch."""
     if place is None:
         return jnp.broadcast_to(x if part == () else jnp.expand_dims(x, axis), whole)
     return lax.broadcast_in_dim(x, whole, (axis,)) if part == () else jnp.moveaxis(x, place, axis)

@@ -1,6 +1,6 @@
 """Shards inside `jax.shard_map`: which part of which array each is.
 
-Contract: W8. Random words and blocks are those of whole arrays; `in_shard_map` tells how these are cut.
+Contract: W8. Random words and blocks follow whole arrays; `in_shard_map` tells how these are cut.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def known_shards(shards: Mapping[str, Shard] | None) -> Iterator[None]:
 
 
 def manual_axes() -> tuple[str, ...]:
-    """Return the manual mesh axes: those of the surrounding `jax.shard_map`."""
+    """Return the manual mesh axes of the surrounding `jax.shard_map`."""
     return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 
@@ -139,7 +139,7 @@ def refuse_other_shards(
 ) -> None:
     """Refuse shards in a step that reads elements of other shards.
 
-    `read` gives, from the number of axes of an array, those along which the step reads.
+    `read` gives, from the number of axes of an array, the axes along which the step reads.
     """
     for name, shard in zip(names, found, strict=True):
         if shard is None:
@@ -155,7 +155,7 @@ def refuse_other_shards(
 def refuse_other_axes(
     caller: str, names: Sequence[str], found: Sequence[Shard | None], axis_names: Sequence[str]
 ) -> None:
-    """Refuse norms over fewer mesh axes than those that cut an array."""
+    """Refuse norms over fewer mesh axes than the axes that cut an array."""
     for name, shard in zip(names, found, strict=True):
         missing = [axis for axis in (shard.axes if shard is not None else ()) if axis not in axis_names]
         if missing:
