@@ -19,11 +19,10 @@ Every operation of the graph becomes one operation of Triton that rounds once, s
 `enable_fp_fusion=False`.
 """
 
-import math
-import struct
 from collections.abc import Iterator, Sequence
 
-from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm, is_float
+from halfstep.kernels.graph import Graph, Node, is_float
+from halfstep.kernels.triton_forms import TYPES, Forms, functions_of, operand
 from halfstep.kernels.triton_norms import PIECE, SQUARES, TOTALS
 from halfstep.random_words import GOLDEN_RATIO
 
@@ -36,61 +35,6 @@ run, blocks: elements and blocks of a run whose last block may be short. Others:
 VECTOR = 16
 """The alignment of the fast body in bytes, and its smallest count of elements."""
 
-_TYPES = {
-    "float32": "tl.float32", "float64": "tl.float64", "bfloat16": "tl.bfloat16",
-    "float16": "tl.float16", "int64": "tl.int64", "int32": "tl.int32", "int16": "tl.int16",
-    "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1",
-    "float8_e4m3fn": "tl.float8e4nv", "float8_e5m2": "tl.float8e5",
-}  # fmt: skip
-_FORMS = {
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "abs": "tl.abs({0})",
-    "sqrt": "sqrt_rn({0})", "floor": "tl.floor({0})", "round": "rint({0})",
-    "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "shl": "{0} << {1}", "shr": "{0} >> {1}",
-    "lsr": "({0}.to(tl.uint32, bitcast=True) >> {1}).to(tl.int32, bitcast=True)",
-    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}",
-    "ge": "{0} >= {1}", "where": "tl.where({0}, {1}, {2})", "take": "tl.load({0} + {1})",
-    "sign": "({0} > 0).to(tl.float32) - ({0} < 0).to(tl.float32)",
-}  # fmt: skip
-_RINT = '''
-@triton.jit
-def rint(x):
-    """Round to the nearest whole number, ties to even. From 2^23 on every float32 is whole."""
-    size = tl.abs(x)
-    whole = tl.where(size < 8388608.0, (size + 8388608.0) - 8388608.0, size).to(tl.int32, bitcast=True)
-    return (whole | (x.to(tl.int32, bitcast=True) & -2147483648)).to(tl.float32, bitcast=True)
-'''
-_PACK = """
-@triton.jit
-def pack4(x):
-    low, high = tl.split(x)
-    return (low | (high << 4)).to(tl.uint8)
-"""
-_EXACT = """
-@triton.jit
-def sqrt_rn(x):
-    return tl.sqrt_rn(x)
-
-
-@triton.jit
-def div_rn(x, y):
-    return tl.div_rn(x, y)
-"""
-# Triton before 3.6 flushes subnormal numbers in its own two.
-_EXACT_PTX = """
-@triton.jit
-def sqrt_rn(x):
-    return tl.inline_asm_elementwise(
-        "sqrt.rn.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def div_rn(x, y):
-    return tl.inline_asm_elementwise(
-        "div.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
-    )
-"""
-
 
 def triton_source(graph: Graph, *, exact_by_ptx: bool = False) -> str:
     """Return the module of a kernel.
@@ -102,13 +46,9 @@ def triton_source(graph: Graph, *, exact_by_ptx: bool = False) -> str:
     Raises:
         NoGeneratedForm: for an operation, or a constant, that Triton cannot compute with the graph's bits.
     """
-    helpers = [_EXACT_PTX if exact_by_ptx else _EXACT]
-    helpers += [
-        text for op, text in (("round", _RINT), ("pack4", _PACK)) if any(x.op == op for x in graph.nodes)
-    ]
-    helpers += [SQUARES, TOTALS] if graph.norms else []
+    functions = [*functions_of(graph, exact_by_ptx), *([SQUARES, TOTALS] if graph.norms else [])]
     kernel = _Kernel(graph)
-    parts = ["import triton\nimport triton.language as tl", *helpers, kernel.block(), kernel.step()]
+    parts = ["import triton\nimport triton.language as tl", *functions, kernel.block(), kernel.step()]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -117,6 +57,7 @@ class _Kernel:
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.width, self.cut = graph, graph.width, bool(graph.cuts)
+        self._forms = Forms(graph)
         self.kinds = {x.name: x.kind for x in graph.memory}
         self.scales = {x.name: self.width // x.shared for x in graph.memory if x.kind == "scale"}
         self.tables = [node.name for node in graph.nodes if node.op == "table"]
@@ -139,7 +80,9 @@ class _Kernel:
         ]
         lines = [*(self._block_places() if self.cut else self._places()), *self._inputs()]
         lines += [
-            f"{x.name} = {self._form(x)}" for x in self.graph.nodes if x.op not in ("input", "const", "table")
+            f"{x.name} = {self._forms.form(x)}"
+            for x in self.graph.nodes
+            if x.op not in ("input", "const", "table")
         ]
         return _function("block", taken, [*lines, *self._outputs()])
 
@@ -229,10 +172,10 @@ class _Kernel:
         """Yield the statements that store the results."""
         for name, node in self.graph.outputs.items():
             if name in self.graph.norms:  # whose pointer is that of the first piece
-                yield f"store_squares({_pointer(name)}, {_operand(node, node)}, mask, BLOCK // {PIECE})"
+                yield f"store_squares({_pointer(name)}, {operand(node, node)}, mask, BLOCK // {PIECE})"
                 continue
             offs, mask = self._where(name)
-            value = _operand(node, node)
+            value = operand(node, node)
             if name in self.scales and len(node.shape) > 1:
                 value = f"tl.reshape({value}, [R * {self.scales[name]}])"
             yield f"tl.store({_pointer(name)} + {offs}, {value}, mask={mask})"
@@ -242,68 +185,6 @@ class _Kernel:
         kind = self.kinds[name]
         suffix = {"element": "", "packed": "_packed", "scale": f"_scale{self.scales.get(name)}"}[kind]
         return f"offs{suffix}", f"mask{suffix}"
-
-    def _form(self, node: Node) -> str:
-        """Return the expression of an operation."""
-        op = node.op
-        if op in ("table", "iota", "slice", "pad", "cat", "pow", "amin", "all"):
-            raise NoGeneratedForm(op)
-        given = [_operand(arg, node) for arg in node.args]
-        # The product of `offs` leaves the loop. Kernels with blocks, but no tables, lack registers for it.
-        if op == "mul" and _is_index(node.args[0]) and (self.tables or not self.cut):
-            return f"{given[0]} * {given[1]} if REST else index.to(tl.int32) * {given[1]} + offs * {given[1]}"
-        if op in ("minimum", "maximum"):
-            nan = ", propagate_nan=tl.PropagateNan.ALL" if is_float(node.dtype) else ""
-            return f"tl.{op}({given[0]}, {given[1]}{nan})"
-        if op == "neg":  # Triton's own is 0 - x, which is +0 for +0
-            return f"{given[0]} * -1.0" if is_float(node.dtype) else f"0 - {given[0]}"
-        if op == "div":
-            return f"div_rn({self._whole(node.args[0], node)}, {self._whole(node.args[1], node)})"
-        if op == "not":
-            return f"{given[0]} == 0" if node.dtype == "bool" else f"~{given[0]}"
-        if op in ("cast", "bitcast"):
-            return f"{given[0]}.to({_TYPES[node.dtype]}{', bitcast=True' if op == 'bitcast' else ''})"
-        if op == "view":
-            return f"tl.reshape({given[0]}, {self._shape(node.shape)})"
-        if op == "expand":
-            return f"tl.broadcast_to({given[0]}, {self._shape(node.shape)})"
-        if op in ("amax", "any"):
-            return self._reduction(node, given[0])
-        if op == "unpack4":
-            return f"tl.reshape(tl.join({given[0]} & 15, {given[0]} >> 4), {self._shape(node.shape)})"
-        if op == "pack4":
-            return f"pack4(tl.reshape({given[0]}, {self._shape((*node.shape, 2))}))"
-        if op not in _FORMS:
-            raise NoGeneratedForm(op)
-        return _FORMS[op].format(*given)
-
-    def _reduction(self, node: Node, given: str) -> str:
-        """Return a maximum along a block, to which elements outside of the array contribute 0."""
-        source = node.args[0]
-        if math.prod(source.shape) == ROWS * self.width:
-            same = source.shape == (ROWS, self.width)
-            mask = "mask" if same else f"tl.reshape(mask, {self._shape(source.shape)})"
-            nothing = "False" if node.op == "any" else "0.0"
-            given = f"(tl.where({mask}, {given}, {nothing}) if REST else {given})"
-        if node.op == "any":
-            (axis,) = node.axes
-            return f"tl.max({given}.to(tl.int32), axis={axis}, keep_dims=True) != 0"
-        for axis in reversed(node.axes):
-            given = f"tl.max({given}, axis={axis}, keep_dims=True)"
-        return given
-
-    def _whole(self, x: Node | float, node: Node) -> str:
-        """Return an operand in the shape of a result: `div_rn` does not broadcast constants."""
-        if isinstance(x, Node) and x.op != "const":
-            return x.name
-        return f"tl.full({self._shape(node.shape)}, {_operand(x, node)}, tl.float32)"
-
-    def _shape(self, shape: tuple[int, ...]) -> str:
-        """Return a shape of the graph as the kernel has it: R rows instead of ROWS."""
-        if not shape:
-            return "[]"
-        rows = "R" if shape[0] == ROWS else f"R * {shape[0] // ROWS}"
-        return f"[{', '.join([rows, *map(str, shape[1:])])}]"
 
     def step(self) -> str:
         """Return the kernel: it reads the tables and updates one chunk."""
@@ -317,7 +198,7 @@ class _Kernel:
         ]
         # The hint of alignment holds only for pointers that are made in the kernel itself.
         for i, x in enumerate(self.graph.memory):
-            of = "tl.float64" if x.name in self.graph.norms else _TYPES[x.dtype]
+            of = "tl.float64" if x.name in self.graph.norms else TYPES[x.dtype]
             lines.append(f"{_pointer(x.name)} = tl.load(entry + {i}).to(tl.pointer_type({of}))")
         lines += self._start()
         lines += [f"word = words + param * {words}"] if words else []
@@ -407,10 +288,6 @@ def _function(name: str, taken: Sequence[str], lines: Sequence[str]) -> str:
     return f"@triton.jit\ndef {name}({', '.join(taken)}):\n{body}"
 
 
-def _is_index(x: Node | float) -> bool:
-    return isinstance(x, Node) and x.op == "input" and x.args[0] == "index"
-
-
 def _pointer(name: str) -> str:
     """Return the variable of an array's address. Names of state arrays may have dots."""
     return "".join(c if c.isalnum() else "_" for c in name) + "_ptr"
@@ -419,18 +296,3 @@ def _pointer(name: str) -> str:
 def _index(offs: str) -> str:
     """Return the low half of the row-major indices of local offsets."""
     return f"(index + {offs} + {offs} // window_run * window_skip).to(tl.int32)"
-
-
-def _operand(x: Node | float, node: Node) -> str:
-    """Return an operand: the name of a node, or a constant that Triton takes for float32."""
-    value = x.args[0] if isinstance(x, Node) and x.op == "const" else x
-    if isinstance(value, Node):
-        return value.name
-    if isinstance(value, int) or not math.isfinite(value):
-        return repr(value) if isinstance(value, int) else f'float("{value}")'
-    (rounded,) = struct.unpack("<f", struct.pack("<f", value))
-    if rounded == 0 and math.copysign(1, rounded) < 0:  # Triton makes 0 of it
-        return f"tl.full([], {-(1 << 31)}, tl.int32).to(tl.float32, bitcast=True)"
-    if 0 < abs(rounded) < 2.0**-126:  # Triton would make it float64
-        raise NoGeneratedForm(f"the subnormal constant {rounded}")
-    return repr(rounded)
