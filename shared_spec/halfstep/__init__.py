@@ -1,7 +1,7 @@
-"""What both packages share. Nothing here imports JAX or torch.
+"""The code that both packages share. Nothing here imports JAX or torch.
 
-`halfstep_jax` and `halfstep_torch` re-export what their users need of it. The reference, `halfstep_spec`,
-imports nothing of this package: it judges what stands here too.
+`halfstep_jax` and `halfstep_torch` re-export the names that their users need. The reference, `halfstep_spec`,
+imports nothing from this package, because it also tests this code.
 """
 
 from typing import NoReturn

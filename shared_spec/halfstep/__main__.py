@@ -1,4 +1,4 @@
-"""Print what is installed, and whether steps on this machine give the bits of the contract.
+"""Print the installed versions, and whether steps on this machine give the bits of the contract.
 
 python -m halfstep
 python -m halfstep --compiled

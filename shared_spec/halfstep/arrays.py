@@ -68,7 +68,7 @@ class Arrays(Protocol):
         """Return the float32 numbers of codes of a table: exact."""
 
     def behind(self, x: Array, /) -> "Arrays":
-        """Return operations for products made of `x`, whose sign is 0 but unknown to the compiler."""
+        """Return operations for products made of `x`, with a sign of 0 that the compiler does not know."""
         ...
 
 

@@ -10,7 +10,7 @@ _KINDS = {"norms": re.compile(r"norm|^ln(_|\d|$)|^bn\d*$"), "embeddings": re.com
 
 
 def checked_choices(caller: str, **choices: str) -> dict[str, str]:
-    """Return how norms and embeddings are kept; refuse what is no choice."""
+    """Return how norms and embeddings are kept; other choices raise."""
     for name, choice in choices.items():
         if choice not in CHOICES:
             meant = did_you_mean(choice, CHOICES)

@@ -57,7 +57,7 @@ def read_config(caller: str, config: object) -> tuple[str, Arguments]:
 
 
 def chosen(caller: str, name: str, optimizers: Mapping[str, T], arguments: Iterable[str], package: str) -> T:
-    """Return what has a name, whatever its case and underscores, once it takes the arguments.
+    """Return the optimizer of a name, in any case and with any underscores, if it accepts the arguments.
 
     Raises:
         ValueError: if nothing has the name, or it lacks one of the arguments, or needs another.

@@ -1,4 +1,4 @@
-"""What each array of a run is kept in, how it is rounded, and why: rows of both packages, and their table."""
+"""The format and rounding of each array of a run, and why: rows of both packages, and their table."""
 
 import collections
 import dataclasses
@@ -17,13 +17,13 @@ _SHORT = 22
 
 @dataclasses.dataclass(frozen=True)
 class ArrayDescription:
-    """One array of a run: a weight, or what is kept for it.
+    """One array of a run: a weight, or an array kept for it.
 
     Attributes:
         leaf: the name of the weight; of state that belongs to none, its own place.
         name: "weight", or the name of the array in the state, such as "mu".
         shape: of the weight; of other state its own.
-        format: what it is kept in.
+        format: its format.
         rounding: how it is rounded.
         nbytes: with its scales.
         why: it is kept and rounded so.
@@ -44,10 +44,10 @@ class ArrayDescription:
 
 @dataclasses.dataclass(frozen=True)
 class Description(Report):
-    """What `describe` returns; `print` and notebooks show it as a table, equal weights as one.
+    """The result of `describe`; `print` and notebooks show it as a table, equal weights as one.
 
     Attributes:
-        arrays: weights, each followed by what is kept for it; then other state.
+        arrays: weights, each followed by its arrays; then other state.
     """
 
     arrays: tuple[ArrayDescription, ...]
@@ -130,7 +130,7 @@ def _separator(name: str) -> str:
 
 
 def _pattern(names: Sequence[str]) -> str:
-    """Return what names have in common, with a star for the rest of each part.
+    """Return the common parts of names, with a star for the rest of each part.
 
     Example:
         >>> _pattern(["layers.0.weight", "layers.11.weight"])
@@ -144,7 +144,7 @@ def _pattern(names: Sequence[str]) -> str:
 
 
 def _start(a: str, b: str) -> str:
-    """Return what two texts begin with."""
+    """Return the common beginning of two texts."""
     return "".join(
         x for x, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
     )

@@ -1,4 +1,4 @@
-"""What 16 bits cost a run, as both packages tell it: shares of what is lost, and advice where one is large.
+"""The losses of a run in 16 bits, for both packages: lost shares, and advice if one is large.
 
 Each package takes the trial steps itself, and counts.
 """
@@ -99,11 +99,11 @@ class MomentTally:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis(Report):
-    """What `diagnose` returns; `print` and notebooks show it as a table.
+    """The result of `diagnose`; `print` and notebooks show it as a table.
 
     Attributes:
-        updates_lost: share of the updates of 16-bit weights that are not zero and move nothing; 0 where they
-            are rounded stochastically, or what is lost is kept.
+        updates_lost: share of the updates of 16-bit weights that are not zero and move nothing; 0 if they
+            are rounded stochastically, or the error is kept.
         decay_lost: the same of weight decay alone; None where there is none.
         leaves: `updates_lost` of each 16-bit weight, by name.
         moments: of every kind of moment, by its name in the state.
@@ -150,9 +150,9 @@ class Wording:
         cure: for updates that are lost.
         rate: of a moment.
         pairs: the names of second moments, and of the first moments beside them.
-        sums: of sums of gradients that are rounded, how they came to be.
-        plain_norm: whose norm the framework's is.
-        clip: what to clip by.
+        sums: of rounded sums of gradients, their origin.
+        plain_norm: the name of the framework's norm.
+        clip: the function to clip by.
     """
 
     package: str
@@ -177,10 +177,10 @@ def diagnosis_of(
     largest: float,
     fault: str = "",
 ) -> Diagnosis:
-    """Return the diagnosis of what was counted.
+    """Return the diagnosis of the counts.
 
     `compensated` are the updates of compensated weights; `largest` is the largest magnitude of a gradient;
-    `fault` says what is wrong with the chain itself.
+    `fault` is a fault of the chain itself.
     """
     rounded_lost, compensation_lost = _share(updates.values()), _share(compensated.values())
     updates = {**updates, **compensated}
@@ -220,14 +220,14 @@ RANGES = {
         "1.7e4, and are kept at that, so that steps are too long",
     ),
 }
-"""Of formats without a scale: the smallest and largest second moments, and what becomes of others."""
+"""Of formats without a scale: the smallest and largest second moments, and the effect on others."""
 
 
 _EMBEDDINGS = "Embeddings of language models have such gradients."
 
 
 def outside_range(dtype: str, largest: float) -> str:
-    """Return what becomes of squares of gradients of such a largest magnitude; "" if nothing.
+    """Return the effect on squares of gradients with such a largest magnitude; "" if there is none.
 
     Contract: F6, F17.
     """
@@ -238,14 +238,14 @@ def outside_range(dtype: str, largest: float) -> str:
 
 
 def gradients_outside(dtype: str, counts: Mapping[str, Ends]) -> str:
-    """Return what becomes of the gradients of the weight with the most outside of a range; "" if nothing.
+    """Return the effect on gradients of the weight with the most outside of a range; "" if there is none.
 
     One that is too large counts, and too small ones count from a quarter: a moment is the mean of many
     squares, of which some may be small.
 
     Args:
         dtype: of the second moments.
-        counts: by weight, the gradients below the range, above it, and those that are not zero.
+        counts: by weight, the gradients below the range, above it, and other than zero.
     """
     for end, least, large in ((1, 0.0, True), (0, 0.25, False)):
         shares = {name: counts[name][end] / max(counts[name][2], 1) for name in counts}
@@ -257,7 +257,7 @@ def gradients_outside(dtype: str, counts: Mapping[str, Ends]) -> str:
 
 
 def limits(dtype: str) -> tuple[float, float]:
-    """Return the smallest and the largest gradient whose square a format without a scale holds."""
+    """Return the smallest and the largest gradient with a square that a format without a scale holds."""
     return math.sqrt(RANGES[dtype][0]), math.sqrt(RANGES[dtype][1])
 
 
@@ -302,7 +302,7 @@ def end_codes(dtype: str) -> tuple[int, int | None] | None:
 
 
 def at_ends(name: str, dtype: str, lowest: float, highest: float, worst: str = "") -> str:
-    """Return what given shares of a second moment at its ends mean; "" below 1 % at either.
+    """Return the meaning of given shares of a second moment at its ends; "" below 1 % at either.
 
     `worst` is the weight with the largest share, and that share.
     """

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-# What users of other libraries call it: a dtype, a recipe, or a weight storage, whichever is asked for.
+# Names in other libraries of a dtype, a recipe, or a weight storage.
 _MEANT = {
     **dict.fromkeys(("bf16", "bfloat", "bfloat16"), ("bfloat16", "sixteen_bit")),
     **dict.fromkeys(("fp16", "f16", "half", "float16", "16bit"), ("float16", "sixteen_bit")),

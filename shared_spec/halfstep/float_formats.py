@@ -1,6 +1,6 @@
 """The 8- and 16-bit floating-point formats as float32 sees them: a table, no functions of data.
 
-Names are those of ml_dtypes. Contract: section R.
+Names are as in ml_dtypes. Contract: section R.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ Scalar: TypeAlias = Any
 Arguments: TypeAlias = Mapping[str, Any]
 """Arguments of an optimizer or a link as a user gives them, by name: checks look at each."""
 Values: TypeAlias = Any
-"""Values of a rule's fields, or numbers of a step: a named tuple, whose class is made at run time."""
+"""Values of a rule's fields, or numbers of a step: a named tuple with a class that is made at run time."""
 Check = Callable[[str, str, Scalar, float], None]
 
 PEAK_COUNTS = tuple(sorted({round(1.05**k) - 1 for k in range(331)}))
@@ -51,7 +51,7 @@ def check_nonnegative(
 
 
 def check_count(caller: str, name: str, value: Scalar, number: float) -> None:
-    """Refuse what is not a whole number >= 0, as a count of steps is."""
+    """Raise unless a value is a whole number >= 0, as a count of steps is."""
     hint = "Use a whole number of steps, such as 1000, or 0."
     check_nonnegative(caller, name, value, number, hint)
     if number != math.floor(number):

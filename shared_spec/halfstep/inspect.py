@@ -1,4 +1,4 @@
-"""Print what a state file holds.
+"""Print the content of a state file.
 
 python -m halfstep.inspect run.safetensors
 """
@@ -15,7 +15,7 @@ from halfstep.text_table import text_table
 
 
 def lines(path: str | os.PathLike[str]) -> list[str]:
-    """Return what a state file says: the run, its recipes, and every array."""
+    """Return the lines that describe a state file: the run, its recipes, and every array."""
     header, arrays = read_state_file("inspect", path, numbers=False)
     total = sum(array.data.nbytes for array in arrays.values())
     text = [

@@ -1,4 +1,4 @@
-"""Functions that are made of a rule or of another function: what they are called, and where they stand."""
+"""Functions that are made of a rule or of another function: their names and modules."""
 
 import sys
 from collections.abc import Callable

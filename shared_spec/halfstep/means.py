@@ -1,4 +1,4 @@
-"""Means whose bits no framework, device or mesh changes: sums by halves (contract M3).
+"""Means with the same bits in each framework, device and mesh: sums by halves (contract M3).
 
 Slices and sums alone, so that arrays of every framework can be given.
 """
@@ -14,7 +14,7 @@ def mean(x: Array, axis: int | None, concatenate: Callable) -> Array:
     """Return the mean along an axis, which stays with a size of 1; of all elements, 0-d, without one.
 
     With h = ceil(n / 2), the second half of n numbers is added to the first, element by element; of an odd
-    number that in the middle waits. What is left after ceil(log2 n) times is multiplied by float32(1/n).
+    number the middle one waits. The rest after ceil(log2 n) times is multiplied by float32(1/n).
 
     Args:
         x: float32. The mean of no numbers is 0.

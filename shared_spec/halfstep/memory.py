@@ -1,4 +1,4 @@
-"""What a model of a size would take, by recipe and beside other optimizers, before it is built."""
+"""Bytes of a model of a given size, by recipe and beside other optimizers, before it is built."""
 
 import math
 
@@ -65,7 +65,7 @@ def count_of(text: str) -> int:
 
 
 def memory_table(params: int, recipe: str = "") -> Table:
-    """Return what weights, gradients and state take under a recipe, or all, and under other optimizers.
+    """Return bytes of weights, gradients and state with a recipe, or all, and with other optimizers.
 
     Args:
         params: number of weights.

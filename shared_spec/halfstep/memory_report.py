@@ -1,4 +1,4 @@
-"""What weights, gradients and state of a run take, beside AdamW in float32: the counts, and their table."""
+"""Bytes of weights, gradients and state of a run, beside AdamW in float32: the counts, and their table."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ WEIGHTS, GRADIENTS = "weights", "gradients"
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport(Report):
-    """What `memory_report` returns; `print` and notebooks show it as a table.
+    """The result of `memory_report`; `print` and notebooks show it as a table.
 
     Attributes:
         size: the number of weights.
-        nbytes: in all, by what they hold: "weights", "gradients", and arrays of the state by their names.
+        nbytes: in all, by content: "weights", "gradients", and arrays of the state by their names.
         per_device: the same on one device; equal where nothing is cut.
-        float32: what weights, gradients and both moments of AdamW in float32 take, in all, and
+        float32: bytes of weights, gradients and both moments of AdamW in float32, in all, and
         float32_per_device: on one device. Of weights that are not stepped, the weights alone.
         parts: reports of parts of the weights, by name: in PyTorch of every param group and, if there are
-            any, of those "not stepped".
+            any, of weights "not stepped".
     """
 
     size: int
@@ -38,7 +38,7 @@ class MemoryReport(Report):
 
     @property
     def state(self) -> int:
-        """Bytes of what the optimizer keeps."""
+        """Bytes of the optimizer's state."""
         return self.total - self.nbytes[WEIGHTS] - self.nbytes[GRADIENTS]
 
     @property

@@ -16,12 +16,12 @@ AT_LEAST, PER_STEP = 9.0, 0.25
 
 
 class Feedback(NamedTuple):
-    """How a step takes back what storing a moment would add to later updates (contract F19).
+    """How a step takes back the error that storing a moment adds to later updates (contract F19).
 
     Attributes:
         factor: b / (1 - b), b the moment's rate: how often a change of it comes back in all later steps. At
             most 9 or a quarter of the count of steps: errors would else be longer than the way so far.
-        second: the second moment whose root bounds what is fed back; None for no bound.
+        second: the second moment with the root that bounds fed-back errors; None for no bound.
     """
 
     factor: Array
@@ -37,7 +37,7 @@ class Feedback(NamedTuple):
 
 
 def fed_back(rule: Rule) -> dict[str, Moment]:
-    """Return the moments whose errors a rule feeds back, by the names of their factors among the numbers."""
+    """Return the moments with errors that a rule feeds back, by the names of their factors."""
     moments = declared(type(rule)).moments.values()
     return {
         feedback_name(moment.name): moment
@@ -87,10 +87,10 @@ class StepMoment:
         raise NotImplementedError
 
     def round(self, x: Operand) -> Number:
-        """Round x to the format, once, for the new state; return what the update goes on with.
+        """Round x to the format, once, for the new state; return the values for the update.
 
-        That is what was stored, or, under error feedback, x less what storing adds to later updates. A moment
-        in units of the root of another, or with error feedback, is rounded after that.
+        These are the stored values, or with error feedback x minus the error that storing adds to later
+        updates. A moment in units of the root of another, or with error feedback, is rounded after that.
         """
         rule = self._op.rule
         if self.rounded is not None:
@@ -102,7 +102,7 @@ class StepMoment:
             )
         x = self._op.bare(x)
         check_array(rule, f"what is stored as {self.name}", x, self.value.shape)
-        # In units of a root what was stored is a product, which is not exact.
+        # In units of a root the stored value is a product, which is not exact.
         made = Origin.ARRAY if self.unit is None else Origin.PRODUCT
         self.rounded = self._op.wrap(self.store(x), made)
         if self.feedback is None:

@@ -21,11 +21,11 @@ _SAMPLE = 2**14
 _EARLY = 10
 # The call that looks at the ends of second moments before a run has lost much.
 SAID: set[tuple[str, str]] = set()
-"""Of which packages what was said in this process: a share changes from step to step."""
+"""The problems that each package has logged in this process: a share changes from step to step."""
 
 
 class Monitor:
-    """Measure every N steps what rounding loses, for any transform or optimizer.
+    """Measure the losses by rounding every N steps, for any transform or optimizer.
 
     Call `read` after every step, in JAX with the weights and the state. Every `every`-th call returns the
     numbers as a flat dict of floats, for W&B, TensorBoard, a Trainer or Lightning; others return None, and do
@@ -36,7 +36,7 @@ class Monitor:
     |---|---|
     | `step` | the number of the call |
     | `updates_lost` | share of the updates of 16-bit weights that move nothing |
-    | `update_norm` | the norm of what the weights moved |
+    | `update_norm` | the norm of the movement of the weights |
     | `weight_norm` | the norm of the weights |
     | `moments_at_smallest`, `moments_at_largest` | shares of second moments at the ends of their codes |
     | `nonfinite` | how many weights are infinite or NaN |
@@ -44,7 +44,7 @@ class Monitor:
     The first two are estimates, from the first 16,384 elements of each weight. An update counts as lost if a
     weight that is rounded to nearest stays where it was, and its moments are not all zero. As `diagnose`, it
     takes the stochastic rounding of other libraries for a loss. Nothing is lost between two steps of an
-    accumulation of gradients, or by a step that is left out. Of DTensors the numbers are those of the whole
+    accumulation of gradients, or by a step that is left out. For DTensors the numbers are of the whole
     model, so all processes of a mesh must call `read`.
 
     What is wrong is said once in the log of the package, such as second moments at the ends of what

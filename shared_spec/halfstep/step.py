@@ -14,7 +14,7 @@ from halfstep.rule import Rule
 def updated(
     rule: Rule, numbers: Values, g: Array, p: Array, op: Op, moments: Mapping[str, StepMoment]
 ) -> Array:
-    """Return the update of an array by a rule; of scope "all", those of all arrays.
+    """Return the update of an array by a rule; of scope "all", the updates of all arrays.
 
     `g` and `p` are float32, tuples where the scope is "all"; `p` is None where the rule reads none.
     """

@@ -1,4 +1,4 @@
-"""Tables as lines of at most 100 columns and as HTML, and bytes in units, for what is printed."""
+"""Tables as lines of at most 100 columns and as HTML, and bytes in units, for printing."""
 
 import dataclasses
 import html
@@ -49,10 +49,10 @@ class Table:
 
 
 class Report:
-    """What `print` and a notebook show as a table."""
+    """A result that `print` and a notebook show as a table."""
 
     def table(self) -> Table:
-        """Return what is shown."""
+        """Return the table that is shown."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def text_table(head: tuple[str, ...], rows: Sequence[Row], right: Collection[int
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text that is at most so wide; what is cut out of its middle shows as one sign.
+    """Return a text that is at most so wide; one sign stands for the part cut out of its middle.
 
     Example:
         >>> cut("encoder.layers.0.weight", 12)

@@ -7,9 +7,9 @@ from halfstep.did_you_mean import did_you_mean, listed
 ParamStorage = Literal["stochastic", "nearest", "compensated", "split8", "split16", "master"]
 PARAM_STORAGES: tuple[str, ...] = get_args(ParamStorage)
 IN_CODES = "int8"
-"""Of AdamW alone: float32 weights are kept in 8 bits, and what rounding leaves out is fed back."""
+"""Of AdamW alone: float32 weights are kept in 8 bits, and rounding errors are fed back."""
 FED_BACK = "feedback"
-"""Of Adam, AdamW and SGD: weights are rounded stochastically, and what this leaves out goes into a moment."""
+"""Of Adam, AdamW and SGD: weights are rounded stochastically, and the errors are added to a moment."""
 _OF_SOME_RULES = {"adam": (FED_BACK,), "adamw": (FED_BACK, IN_CODES), "sgd": (FED_BACK,)}
 _NOT_FED_BACK = {
     "lion": "A sign makes updates of one size, whatever is put into mu",
@@ -22,7 +22,7 @@ _NOT_FED_BACK = {
 
 
 def check_param_storage(caller: str, param_storage: object) -> None:
-    """Raise ValueError for what is no weight storage of any chain."""
+    """Raise ValueError for an unknown weight storage."""
     if param_storage == IN_CODES:
         raise ValueError(
             f'{caller}: param_storage="int8" is for AdamW alone, whose first moment takes what rounding '

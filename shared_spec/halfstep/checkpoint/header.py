@@ -1,6 +1,6 @@
-"""What a state file says of itself: of every weight, the links that step it. Contract: section T.
+"""The header of a state file: for every weight, the links that step it. Contract: section T.
 
-A recipe is a list of links, each with its count, seed, numbers, switches and what it keeps of a weight.
+A recipe is a list of links, each with its count, seed, numbers, switches and arrays of a weight.
 Weights with the same recipe share one.
 """
 
@@ -31,7 +31,7 @@ _IN_JAX = (
     "Arrays called optax/ belong to transforms that only JAX has. If such a transform wraps one of "
     "halfstep's, save the inner one: save_state(path, params, state.inner_state, inner)."
 )
-# What a run may change on its way: schedules do.
+# Numbers that a run may change: schedules do.
 _FREE = ("learning_rate", "lr", "weight_decay", "peak_lr")
 
 
@@ -74,7 +74,7 @@ def settings_of(rule: object, values: object) -> tuple[dict[str, object], dict[s
 def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[str, object]) -> Header:
     """Return the header of a state file.
 
-    `recipes` are by the name of the weight, `formats` those of arrays whose dtype does not say how they are
+    `recipes` are by the name of the weight, `formats` of arrays with a dtype that does not tell how they are
     stored.
     """
     distinct: dict[str, Recipe] = {}
@@ -119,7 +119,7 @@ def _say_other_decay(caller: str, saved: Mapping[str, Recipe], recipes: Mapping[
 
 
 def check_spec_version(caller: str, what: str, version: object) -> None:
-    """Raise ValueError for what was written under another version of the contract."""
+    """Raise ValueError for a file written under another version of the contract."""
     if version != SPEC_VERSION:
         raise ValueError(
             f"{caller}: the {what} follows version {version} of the contract, this package version "
@@ -148,7 +148,7 @@ def paired(saved: Recipe, recipe: Recipe) -> Recipe:
 
 
 def check_names(caller: str, what: str, saved: Iterable[str], names: Iterable[str]) -> None:
-    """Raise ValueError unless the file has what this run has."""
+    """Raise ValueError unless the file has the names of this run."""
     missing, unknown = sorted(set(names) - set(saved)), sorted(set(saved) - set(names))
     if missing or unknown:
         problem = (
@@ -195,7 +195,7 @@ def _compare_switches(caller: str, leaf: str, saved: Recipe, recipe_here: Recipe
 
 
 def _compare_values(caller: str, leaf: str, saved_link: dict, link: dict, what: str) -> None:
-    """Raise ValueError where two links differ in what both say of their arrays, options or numbers."""
+    """Raise ValueError if two links differ in arrays, options or numbers that both have."""
     for name in sorted(saved_link[what].keys() & link[what].keys()):
         a, b = saved_link[what][name], link[what][name]
         if a != b and name not in _FREE and None not in (a, b):

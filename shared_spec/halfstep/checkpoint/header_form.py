@@ -1,4 +1,4 @@
-"""What a header of a state file is made of, so that a reader refuses any other by name. Contract: section T.
+"""The parts of a header of a state file, so that a reader refuses any other by name. Contract: section T.
 
 A digest tells that a file is as it was written, not that halfstep wrote it.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Header: TypeAlias = dict[str, Any]
-"""What JSON has of a file: texts, numbers and lists by name, before and after `check_header`."""
+"""The JSON of a file: texts, numbers and lists by name, before and after `check_header`."""
 
 
 def _is_count(x: object) -> bool:
@@ -87,7 +87,7 @@ def _misfit(value: Any, form: Any, where: str) -> str | None:  # of JSON, whatev
         keys = form if ... not in form else value
         pairs = ((str(k), value[k], form.get(k, form.get(...))) for k in keys) if fits else None
     else:
-        # What is true is an integer to Python.
+        # A bool is an integer in Python.
         if form is None:
             return None if value is None else where
         fits = type(value) is form if isinstance(form, type) else form(value)

@@ -39,10 +39,10 @@ DTYPES = {
     "int64": "I64",
     "bool": "BOOL",
 }
-"""What safetensors calls the dtypes that a file may hold. Codes of 8 and 4 bits are uint8."""
+"""The names in safetensors of the dtypes that a file may hold. Codes of 8 and 4 bits are uint8."""
 
 SIZES = {"F64": 8, "U64": 8, "I64": 8, "F32": 4, "U32": 4, "I32": 4, "BF16": 2, "F16": 2, "U16": 2, "I16": 2}
-"""Bytes of an element; one of those that are not listed."""
+"""Bytes of an element; 1 for dtypes that are not listed."""
 
 _START = b'{"__metadata__":{"sha256":"'
 _ZEROS = b"0" * 64
@@ -283,7 +283,7 @@ def _flush_folder(folder: pathlib.Path) -> None:
 
 
 def _remove_stale_parts(path: pathlib.Path, now: float) -> None:
-    """Remove what writers that were killed have left beside a file.
+    """Remove the parts that killed writers have left beside a file.
 
     `now` is by the clock that gives files their times, which may be that of another machine.
     """

@@ -82,7 +82,7 @@ def _source_of_pack(node: Node) -> Node | None:
 
 
 def _logical_shifts(graph: Graph) -> None:
-    """Make one operation of a shift of int32 whose copies of the sign are masked out.
+    """Make one operation of a shift of int32 if the copies of the sign are masked out.
 
     A shift to the left before it, which cuts off bits above a field, becomes a mask after it. Processors run
     more masks than shifts at once.
@@ -124,7 +124,7 @@ def _narrow_shifts(graph: Graph) -> None:
 
 
 def _firsts_of_blocks(graph: Graph) -> None:
-    """Compute what is read of the first element of each block from that element's index alone."""
+    """Compute values of the first element of each block from that element's index alone."""
 
     def becomes(node: Node) -> list[Node] | None:
         is_first = node.op == "slice" and node.args[1] == len(node.shape) - 1 and node.args[2:4] == (0, 1)

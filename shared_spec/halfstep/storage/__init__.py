@@ -1,1 +1,1 @@
-"""How a state array is stored: what is no framework's of it."""
+"""How a state array is stored: the parts that belong to no framework."""

@@ -22,19 +22,18 @@ class Codes:
     """A kind of codes. In arithmetic, codes and words are int32, and scales bytes or int32.
 
     Attributes:
-        dtype: of their arrays, as ml_dtypes calls it.
-        numbers: what they stand for: a `FloatFormat`, `UnsignedFloat`, `UnsignedRoot`, `ShiftedFloat` or
+        dtype: of their arrays, named as in ml_dtypes.
+        numbers: their values: a `FloatFormat`, `UnsignedFloat`, `UnsignedRoot`, `ShiftedFloat` or
             `Table`; None: float32.
         half_gap: half the largest relative gap between codes, above the subnormal range (F3); 0 for float32.
-        signed: whether negative values can be stored.
-        for_second_moments: whether small positive numbers are held well enough beside large numbers.
-        packed: whether codes are of 4 bits, two of them kept in a byte; they are packed by who calls.
-        nan_in_scale: whether a NaN marks its block, since there is no code for it.
-        nan_code: the code of NaN, which codes without a scale are marked with; None: as they are rounded.
-        dithered: whether one word serves a block, and is asked for again by `decode`.
-        scale_range: the lowest and the highest scale byte: no decoded value is subnormal in float32.
-        carry: what takes the pattern of a maximum past the largest code to the next exponent field.
-        step: what is added to that field to make the scale byte.
+        signed: whether negative values can be stored. for_second_moments: whether small positive numbers are
+        held well enough beside large numbers. packed: whether codes are of 4 bits, two of them kept in a
+        byte; they are packed by who calls. nan_in_scale: whether a NaN marks its block, since there is no
+        code for it. nan_code: the code of NaN, which codes without a scale are marked with; None: as they are
+        rounded. dithered: whether one word serves a block, and is asked for again by `decode`. scale_range:
+        the lowest and the highest scale byte: no decoded value is subnormal in float32. carry: the number
+        that takes the pattern of a maximum past the largest code to the next exponent field.
+        step: the number added to that field to make the scale byte.
         exponent: of the largest code: under the scale byte s the code of 1 stands for 2^(s - 127 - exponent).
     """
 
@@ -58,7 +57,7 @@ class Codes:
     """Whether they stand for multiples of a power of two that such a second moment gives (F18)."""
 
     def scale(self, xp: Arrays, block_max: Array) -> Array:
-        """Return the scale bytes of blocks whose largest magnitudes are `block_max`, infinite ones marked."""
+        """Return the scale bytes of blocks with the largest magnitudes `block_max`, infinite ones marked."""
         byte = xp.stored(self.scale_byte(xp, block_max), "uint8")
         return xp.where(block_max < math.inf, byte, NAN_SCALE) if self.nan_in_scale else byte
 
@@ -69,14 +68,14 @@ class Codes:
         return xp.clip(field + self.step if self.step else field, *self.scale_range)
 
     def encode(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
-        """Return the codes of float32, and mark what is not finite.
+        """Return the codes of float32, and mark infinities and NaN.
 
         Args:
             xp: of the framework.
             x: float32.
             scale: the byte of every element, or of a shape that broadcasts; None in codes without.
             words: for stochastic rounding; None for nearest, ties to even.
-            nonzero: where what is not zero is not stored as zero: of all elements, or of each.
+            nonzero: where other numbers are not stored as zero: of all elements, or of each.
         """
         return self.marked(xp, x, scale, self.rounded(xp, x, scale, words, nonzero))
 
@@ -94,7 +93,7 @@ class Codes:
         return xp.where((abs(x) if self.signed else x) < math.inf, codes, self.nan_code)
 
     def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
-        """Return the codes of `encode`, right for what is finite."""
+        """Return the codes of `encode`, right for finite numbers."""
         raise NotImplementedError
 
     def decode(self, xp: Arrays, codes: Array, scale: Array, words: Array = None) -> Array:
@@ -104,17 +103,17 @@ class Codes:
         return xp.where(codes == self.nan_code, math.nan, values) if marks else values
 
     def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
-        """Return the values of `decode`, right for what `nan_code` does not mark."""
+        """Return the values of `decode`, right for codes that `nan_code` does not mark."""
         raise NotImplementedError
 
 
 def carry_past(largest: float) -> int:
-    """Return what a pattern is raised by, so that mantissas above that of `largest` carry."""
+    """Return the number that raises a pattern, so that mantissas above that of `largest` carry."""
     return 0x7FFFFF - (int(np.float32(largest).view(np.uint32)) & 0x7FFFFF)
 
 
 def scales_of(fmt: FloatFormat) -> dict[str, Any]:  # arguments of `Codes`
-    """Return what scales that are powers of two are made by, given the numbers of the codes."""
+    """Return the arguments that make scales of powers of two, given the numbers of the codes."""
     # From the byte under which the smallest code would decode to a subnormal float32.
     exponent = math.frexp(fmt.max)[1] - 1
     lowest = exponent - math.frexp(fmt.smallest)[1] + 2

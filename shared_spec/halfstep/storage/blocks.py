@@ -13,8 +13,8 @@ BlockSize = int | str | None
 def block_layout(shape: tuple[int, ...], block_size: BlockSize) -> tuple[tuple[int, ...], int, int]:
     """Return (leading shape, length of a run, block size) of an array.
 
-    A run is the shortest run of trailing axes whose product reaches `block_size`, or all axes where none
-    does. Blocks stand along it, and the last block of a run may be short.
+    A run is the shortest run of trailing axes with a product of at least `block_size`, or all axes if none
+    has. Blocks stand along it, and the last block of a run may be short.
 
     Example:
         >>> block_layout((64, 32, 3, 3), 128)

@@ -28,15 +28,15 @@ SCALED_CODES: dict[str, Codes] = {
     **{name: UNSIGNED_CODES[name] for name in ("ufloat8_e5m3", "ufloat8_e4m4")},
     **ROOT_CODES,
 }
-"""Those that `scaled` takes."""
+"""The codes of `scaled`."""
 CODEBOOK_CODES: dict[str, Codes] = {name: TableCodes.of(table) for name, table in TABLES.items()}
-"""Those that `codebook` takes."""
+"""The codes of `codebook`."""
 FIXED_CODES: dict[str, Codes] = {
     "float8_e3m4": FixedCodes.of(HALVES),
     "int8": FIXED_INT8,
     "mulaw8": MULAW8,
 }
-"""Those that `relative` takes without a block size."""
+"""The codes of `relative` without a block size."""
 CODES = {
     "plain": PLAIN_CODES,
     "scaled": {**SCALED_CODES, **CODEBOOK_CODES},

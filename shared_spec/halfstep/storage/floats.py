@@ -73,8 +73,8 @@ class SignedCodes(FixedCodes):
 def numbers_of(xp: Arrays, codes: Array, fmt: FloatFormat) -> Array:
     """Return the float32 numbers of patterns in int32, NaN past the largest: exact."""
     magnitude, drop = codes & (fmt.sign - 1), 23 - fmt.mantissa_bits
-    # Of a normal number these are the bits of its double, and of a subnormal one those of its sum with
-    # the smallest normal number; that difference is exact. The lesser of what either rule gives is right.
+    # Of a normal number these are the bits of its double, and of a subnormal one the bits of its sum with
+    # the smallest normal number; that difference is exact. The lesser result of both rules is right.
     bits = (magnitude << drop) + fmt.first_normal
     subnormal = xp.bits(xp.floats(bits) - 2.0**fmt.min_exponent)
     lesser = xp.clip(subnormal, high=bits - (1 << 23))

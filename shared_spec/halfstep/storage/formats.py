@@ -1,4 +1,4 @@
-"""The format of a state array: its codes, its scales, and what it is refused for.
+"""The format of a state array: its codes, its scales, and its limits.
 
 Contract: section F. A `Format` is all that a rule knows of storage, and it knows nothing of rules. Each
 package has one that encodes and decodes its own arrays.
@@ -35,7 +35,7 @@ class Format:
         min_size: smaller arrays are kept in float32.
         min_ndim: so are arrays of fewer axes.
         scale: "power_of_two", or "fine": of three significant bits.
-        relative: whether what is stored is in units of the root of a second moment, which is not known here.
+        relative: whether stored values are in units of the root of a second moment, which is not known here.
     """
 
     dtype: str
@@ -76,7 +76,7 @@ class Format:
         return ""
 
     def __getstate__(self) -> dict[str, object]:
-        # Without what follows from the fields.
+        # Without attributes that follow from the fields.
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @functools.cached_property
@@ -88,7 +88,7 @@ class Format:
 
     @functools.cached_property
     def codes(self) -> Codes:
-        """What the codes are."""
+        """The codes of the format."""
         return CODES[self.family][self.dtype]
 
     @property
@@ -173,7 +173,7 @@ class Format:
         return bool(np.float32(1) - np.float32(b) < np.float32(self.codes.half_gap))
 
     def problem_of_scale(self, scale: np.ndarray) -> str | None:
-        """Return what is wrong with scale bytes, or None."""
+        """Return the fault of scale bytes, or None."""
         lowest, highest = self.codes.scale_range
         wrong = (scale < lowest) | (scale > highest)
         if self.codes.nan_in_scale:
@@ -183,8 +183,8 @@ class Format:
     def encode(self, x: Array, words: Array | None, *, keep_nonzero: str = "never") -> Array:
         """Round the float32 `x` to codes.
 
-        Finite values saturate, infinity becomes NaN (contract R6). With a scale: x / 2^s, exact, s from the
-        largest magnitude of the block, is what is rounded.
+        Finite values saturate, infinity becomes NaN (contract R6). With a scale, x / 2^s is rounded, an
+        exact quotient, with s from the largest magnitude of the block.
 
         Args:
             x: float32; in torch, with a scale, whole runs of the array, in row-major order.
@@ -199,8 +199,8 @@ class Format:
         """Return the float32 values of codes and scales: exact.
 
         Args:
-            encoded: what `encode` returned.
-            words: with which it was made, where codes are dithered; of no use elsewhere.
+            encoded: the result of `encode`.
+            words: of `encode`, if codes are dithered; ignored otherwise.
         """
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ class ShiftedFloat:
 
     Attributes:
         name: of the codes.
-        base: what code 0 stands on.
+        base: the pattern of code 0.
         last: the largest code of a number.
         power: to which the number is raised that a code stands for.
         offset: see above.
@@ -60,7 +60,7 @@ UNIT_BASE = ((FOURTH_ROOT.base << DROP + 1) - (127 << 23) + 2**31) % 2**32 - 2**
 
 
 class FourthRootCodes(Codes):
-    """Floats of four exponent and four mantissa bits: the fourth roots of what is stored."""
+    """Floats of four exponent and four mantissa bits: the fourth roots of the stored values."""
 
     has_inverse_root = True
 

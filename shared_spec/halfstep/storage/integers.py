@@ -21,7 +21,7 @@ class IntegerCodes(Codes):
     @classmethod
     def of(cls, fmt: FloatFormat) -> "IntegerCodes":
         """Return the codes of a format."""
-        # Of all gaps the largest is below the largest code; and integers lift what is small by orders.
+        # Of all gaps the largest is below the largest code; and integers raise small numbers by orders.
         gap = 0.5 / fmt.max
         return cls(fmt.name, fmt, gap, nan_in_scale=True, for_second_moments=False, **scales_of(fmt))
 
@@ -50,7 +50,7 @@ class FixedIntegerCodes(Codes):
 
 
 class FineIntegerCodes(Codes):
-    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored."""
+    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: the stored value is q s."""
 
     @classmethod
     def of(cls, dtype: str, fmt: FloatFormat, packed: bool = False) -> "FineIntegerCodes":
@@ -92,9 +92,9 @@ class FineIntegerCodes(Codes):
 
 
 class DitheredCodes(FineIntegerCodes):
-    """Integers from -7 to 7 in four bits, rounded with a dither d: (q - d) s is what was stored.
+    """Integers from -7 to 7 in four bits, rounded with a dither d: the stored value is (q - d) s.
 
-    The code is q + 8; 0 is exact zero, and what is stored of |y| up to 1/16. d is a number in (-1/2, 1/2) of
+    The code is q + 8; 0 is exact zero, and the code of |y| up to 1/16. d is a number in (-1/2, 1/2) of
     the words, which are alike throughout a block; None: d is 0.
     """
 
@@ -107,7 +107,7 @@ class DitheredCodes(FineIntegerCodes):
         return xp.where(abs(x) <= unit * DEAD_ZONE, 0, xp.integer(q) + 8)
 
     def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
-        """Return (q - d) s, rounded once; `words` are those with which the codes were made."""
+        """Return (q - d) s, rounded once; `words` made the codes."""
         values = (xp.real(codes - 8) - _dither(xp, words)) * self._unit(xp, scale)
         return xp.where((codes == 0) & (scale != NAN_SCALE), 0.0, values)
 

@@ -16,7 +16,7 @@ from halfstep.storage.relative import LARGEST_BOUND, bound, rates_within
 from halfstep.storage.state_dtypes import default_format, scaled
 
 AMPLIFIED = scaled("float16", 128)
-"""What an amplified moment is kept in by default under bfloat16 weights: an eighth of bfloat16's error."""
+"""The default format of an amplified moment under bfloat16 weights: an eighth of bfloat16's error."""
 
 INT8 = scaled("int8", "row", scale="fine")
 """Weights of 8 bits: a scale of three significant bits for every row (contract P8)."""
@@ -40,7 +40,7 @@ MOST_FEEDBACK = 0.9901
 
 
 def check_rounding(caller: str, moment: Moment, rounding: object) -> None:
-    """Raise ValueError for what is no rounding."""
+    """Raise ValueError for an unknown rounding."""
     if rounding not in ROUNDINGS:
         raise ValueError(
             f"{caller}: {rounding_argument(moment)}={rounding!r} is not a rounding. "
@@ -55,7 +55,7 @@ def check_rounding(caller: str, moment: Moment, rounding: object) -> None:
 
 
 def check_sign(caller: str, argument: str, fmt: Format, signed: bool) -> None:
-    """Raise ValueError for a format without a sign, if what it is to hold has one."""
+    """Raise ValueError for a format without a sign, if the moment has one."""
     if signed and not fmt.signed:
         raise ValueError(
             f"{caller}: {argument}={fmt.dtype} has no sign. "
@@ -137,7 +137,7 @@ def check_weight_dtype(caller: str, moment: Moment, leaf: str, dtype: str) -> No
 
 
 def _check_amplified(caller: str, argument: str, fmt: Format) -> None:
-    """Refuse 4 bits for a moment whose errors an update magnifies, and warn of 8 bits that are too coarse."""
+    """Refuse 4 bits for a moment if an update magnifies its errors, and warn of coarse formats of 8 bits."""
     if fmt.packed:
         raise ValueError(
             f"{caller}: {argument}={fmt.dtype} has 4 bits. The factor of a matrix magnifies errors of "
@@ -165,7 +165,7 @@ def check_freezing(
 ) -> None:
     """Raise ValueError where rounding to nearest would freeze an average.
 
-    `rate` is None where it is not known; `rate_name` is what the user knows it by, if not the field.
+    `rate` is None if it is not known; `rate_name` is its name for the user, if not the field.
     """
     if rounding == "nearest" and rate is not None and fmt.freezes(rate):
         dtype, name, rate_name = dtype_argument(moment), rounding_argument(moment), rate_name or moment.rate
@@ -179,7 +179,7 @@ def check_freezing(
 def check_unit(
     caller: str, moment: Moment, unit: Moment, rates: tuple[Scalar, Scalar], names: tuple[str, str]
 ) -> None:
-    """Raise ValueError where a moment in units of another, without scales, is beyond what its codes hold."""
+    """Raise ValueError if a moment in units of another, without scales, is beyond its codes."""
     b1, b2 = map(float, rates)
     largest = bound(b1, b2)
     if largest > LARGEST_BOUND:
@@ -205,7 +205,7 @@ def check_saturation(
     After a spike past its largest number steps would be thousands of learning rates long.
 
     Args:
-        caller: whose moments they are.
+        caller: the rule of the moments.
         moment: perhaps one that saturates.
         fmt: its format.
         others: the moments of the rule, and their formats.
@@ -223,7 +223,7 @@ def check_power_unit(caller: str, moment: Moment, fmt: Format, unit: Moment, uni
     """Raise ValueError for a moment in units of a power of two where no format gives this unit.
 
     Args:
-        caller: whose moments they are.
+        caller: the rule of the moments.
         moment: in these units, perhaps.
         fmt: its format.
         unit: the second moment.
@@ -242,7 +242,7 @@ def check_feedback(caller: str, moment: Moment, rounding: str, unit: Moment, uni
     """Raise ValueError for error feedback beside a second moment that the update reads unrounded.
 
     Args:
-        caller: whose moments they are.
+        caller: the rule of the moments.
         moment: the first.
         rounding: its rounding.
         unit: the second moment.
@@ -259,7 +259,7 @@ def kept_wide(caller: str, moment: Moment, fmt: Format, shapes: Sequence[tuple[i
     """Return that arrays of few axes stay float32, as flat shards do; "" below 5 % of all elements.
 
     Args:
-        caller: whose moment it is.
+        caller: the rule of the moment.
         moment: of weights of such
         shapes: all that are stepped.
         fmt: its format.
@@ -284,7 +284,7 @@ def check_slow_feedback(
 ) -> None:
     """Warn of error feedback of 8 or 4 bits at a slow rate: it is as long as the step.
 
-    `rate` and `rate_name` are those of `check_freezing`.
+    `rate` and `rate_name` are as in `check_freezing`.
     """
     in_codes = fmt.rounds and fmt.dtype not in ("bfloat16", "float16")
     if rounding != "feedback" or not in_codes or rate is None or float(rate) <= MOST_FEEDBACK:

@@ -16,18 +16,18 @@ from halfstep.storage.formats import DType, Format
 from halfstep.storage.state_dtypes import code_name, codebook, scaled, use_one_of, with_blocks
 
 LARGEST_BOUND = 7.5
-"""What codes without a scale hold."""
+"""The largest number of codes without a scale."""
 _LARGEST_SCALE = np.float32(1.5 * 2.0**13)  # the number of the code 254 of ufloat8_e6m2
 
 
 def relative(dtype: DType, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2) -> Format:
     """Return the format of a first moment in units of the root of the second one.
 
-    With v the second moment as it is stored in the same step, what is rounded and stored is
+    With v the second moment as it is stored in the same step, the rounded and stored value is
 
         z = m / sqrt(v),   |z| <= (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)),   7.27 at b1 = 0.9, b2 = 0.999
 
-    and what a step goes on with is z sqrt(v). The update is proportional to z. So an error of z is an equal
+    and a step continues with z sqrt(v). The update is proportional to z. So an error of z is an equal
     error of the update, whether gradients are large or small. Because of the bound 8 bits need no scale at
     all. Rounds once, z; the quotient, the root and the product are float32's.
 
@@ -110,7 +110,7 @@ def from_text(caller: str, argument: str, dtype: DType) -> DType:
 
 
 def largest(fmt: Format) -> float:
-    """Return the largest float32 number that a fine scale holds: what is larger is past the largest scale.
+    """Return the largest float32 number that a fine scale holds: larger numbers are past the largest scale.
 
     Example:
         >>> largest(relative("int8", 128))

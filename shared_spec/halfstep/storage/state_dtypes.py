@@ -1,4 +1,4 @@
-"""What a moment's dtype may be: a plain one, one with block scales, or codes of a table.
+"""The dtypes of moments: a plain one, one with block scales, or codes of a table.
 
 Contract: F1, F4 to F11.
 """
@@ -34,12 +34,12 @@ def scaled(
     blocks of 128 take 1.008 bytes per element. They save memory, not time: block maxima take a separate pass
     over the array.
 
-    Blocks lie along the fewest trailing axes whose product reaches `block_size`; the last block of a run may
-    be short. So sharding along leading axes keeps blocks whole.
+    Blocks lie along the fewest trailing axes with a product of at least `block_size`; the last block of a run
+    may be short. So sharding along leading axes keeps blocks whole.
 
     Args:
         dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" or "int8". "float8_e3m4" has 4 bits of
-            mantissa and 10 binades, for the `mu` of blocks whose values lie close together. Second moments
+            mantissa and 10 binades, for the `mu` of blocks with values close together. Second moments
             alone also have "ufloat8_e5m3" and "ufloat8_e4m4", floats of 8 bits without a sign, and "uroot8",
             the 8-bit choice for `nu`. "uroot8" holds eighth powers of evenly spaced numbers, with steps of
             3 % at the top, over 43 binades.
@@ -74,7 +74,7 @@ def scaled(
 def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
     """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
 
-    The tables are those of bitsandbytes and the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ..., the
+    The tables come from bitsandbytes and the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ..., the
     last of them 1. Let s be the smallest integer for which the block's largest magnitude fits the table with
     either sign. That is up to 2^s. Signed tables end short of -1, at 0.993 2^s, and "dynamic4" at 0.8875 2^s.
     y = x / 2^s is rounded to a neighbour in the table and stored as that number's code, with s in one byte.
@@ -168,12 +168,15 @@ def dtype_name(dtype: DType) -> str:
         return name
     try:
         return np.dtype(getattr(dtype, "dtype", dtype)).name
-    except (ValueError, SyntaxError) as error:  # NumPy parses what may be a list of fields: b"0\0", b",,"
+    except (
+        ValueError,
+        SyntaxError,
+    ) as error:  # NumPy parses texts that may be a list of fields: b"0\0", b",,"
         raise TypeError(f"{dtype!r} is not a dtype") from error
 
 
 def code_name(caller: str, dtype: DType, names: Iterable[str]) -> str:
-    """Return the name of a dtype of codes; refuse what is no dtype, and say which `names` there are."""
+    """Return the name of a dtype of codes; other values raise an error that lists the `names`."""
     try:
         return dtype_name(dtype)
     except TypeError:

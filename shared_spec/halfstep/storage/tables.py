@@ -21,7 +21,7 @@ class Table:
         name: "dynamic8" and the like.
         bits: of a code: 8 or 4.
         decades: of a dynamic map; 0: the numbers are evenly spaced, and none is zero.
-        zero: the index whose code is 0: that of zero, or 0.
+        zero: the index with the code 0: that of zero, or 0.
         values: the numbers, float32, in ascending order.
     """
 

@@ -29,7 +29,7 @@ class UnsignedFloat:
     fixed: int | None = None
 
     def base(self, byte: Array) -> Array:
-        """Return the base whose second highest binade has the float32 exponent field `byte`.
+        """Return the base for which the second highest binade has the float32 exponent field `byte`.
 
         Args:
             byte: the scale bytes, in an array of at least 16 bits.
@@ -60,7 +60,7 @@ class UnsignedCodes(Codes):
     def of(cls, fmt: UnsignedFloat) -> "UnsignedCodes":
         """Return the codes of a format."""
         scaled, gap = fmt.fixed is None, 2.0 ** -(fmt.mantissa_bits + 1)
-        # From the byte whose block has a normal number for its smallest.
+        # From the byte for which the smallest number of the block is normal.
         scale_range = (2**fmt.exponent_bits - 1, 253) if scaled else (0, 0)
         nan_code = None if scaled else 255
         return cls(
@@ -97,7 +97,7 @@ class UnsignedCodes(Codes):
         return self.numbers.fixed_base if scale is None else self.numbers.base(xp.wide(scale))
 
     def _root_term(self, bits: Array) -> Array:
-        """Return what rounding adds so that it keeps the mean of x^(1/4), and not of x.
+        """Return the number that rounding adds to keep the mean of x^(1/4), and not of x.
 
         A step divides by the root of a second moment, so E[x^(-1/2)] must be right. Let f be the fraction
         that is cut off, and k 3/8 of the gap, divided by the number that is kept. The chance of the next

@@ -1,8 +1,8 @@
 """A 16-bit float without a sign, for second moments: the bit of the sign goes to the mantissa.
 
 Contract: F21. A number times 2^80 is a float32 number from 2 up. Of its pattern the two upper bits are always
-01 and the lower 14 are cut off, so that 7 bits of exponent and 9 of mantissa are the code. What is past the
-largest number is NaN there too. Decoding is a shift, an OR and a product that is exact.
+01 and the lower 14 are cut off, so that 7 bits of exponent and 9 of mantissa are the code. Numbers past the
+largest one are NaN there too. Decoding is a shift, an OR and a product that is exact.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class UnsignedHalfCodes(Codes):
     """Codes of `UnsignedHalf`."""
 
     def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
-        """Return the codes, wrong for what `marked` marks."""
+        """Return the codes, wrong for elements that `marked` marks."""
         return (self._rounded_pattern(xp, x, words) >> _DROP) & 0xFFFF
 
     def marked(self, xp: Arrays, x: Array, scale: Array, codes: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Numbers without a sign whose root lies on a straight line of codes, for second moments.
+"""Numbers without a sign, with roots on a straight line of codes, for second moments.
 
 Contract: F16. Code c stands for ((c + above) / top)^8 under the power of two of its block.
 """
@@ -19,7 +19,7 @@ class UnsignedRoot:
 
     Attributes:
         name: "uroot8".
-        above: what is added to a code: more of it is fewer binades, and finer steps in the lowest.
+        above: the number added to a code: a larger one gives fewer binades, and finer steps in the lowest.
     """
 
     name: str
@@ -27,7 +27,7 @@ class UnsignedRoot:
 
     @property
     def top(self) -> int:
-        """What the largest code becomes by that."""
+        """The largest code after that addition."""
         return 255 + self.above
 
     @property
@@ -54,14 +54,14 @@ UNSIGNED_ROOTS = {fmt.name: fmt for fmt in (UnsignedRoot("uroot8", 6),)}
 GUESS = 0x47690000
 STEPS = (1.126953125, 1.125)
 LEAST = 2.0**-46
-"""What is encoded is raised to this, which is far below the smallest number."""
+"""The least input of encoding, which is far below the smallest number."""
 PLACE_BITS = 17
 """Of a place between codes: one more than a field, so that half a unit can be added."""
 FIELDS = (1, 65534)
-"""To which the fields of words are clamped: what a code stands for is up to two units of a place off."""
+"""The bounds of the fields of words: the value of a code is up to two units of a place off."""
 
 _ONE = 1 << PLACE_BITS
-# Patterns of the smallest number whose root is taken, and of 4.
+# Patterns of the smallest input of a root, and of 4.
 _LEAST, _MOST = np.array([LEAST, 4.0], np.float32).view(np.int32).tolist()
 
 
@@ -92,7 +92,7 @@ class RootCodes(Codes):
         return xp.clip((place + drawn) >> PLACE_BITS, 0, 255)
 
     def _drawn(self, xp: Arrays, words: Array, inverse: Array) -> Array:
-        """Return what is added to a place: of a uniform d, d - d (1 - d) / (2 top root).
+        """Return the number added to a place: of a uniform d, d - d (1 - d) / (2 top root).
 
         So the mean of the root's square is kept, nu^(1/4): of the eighth root's, steps come out short.
         """

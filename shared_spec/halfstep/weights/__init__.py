@@ -1,1 +1,1 @@
-"""Ways to store a weight whose arithmetic both packages share. Contract: section P."""
+"""Weight storages with arithmetic that both packages share. Contract: section P."""

@@ -1,4 +1,4 @@
-"""What rounding has lost of a weight, and of which weight it is. Contract: P4, P7."""
+"""The rounding error of a weight, and the weight to which it belongs. Contract: P4, P7."""
 
 from halfstep.arrays import Array, Arrays
 from halfstep.float_formats import FLOAT_FORMATS

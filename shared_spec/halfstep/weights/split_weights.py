@@ -43,7 +43,7 @@ class SplitWeight:
 
     @property
     def _lowest(self) -> int:
-        """The lowest pattern that takes further bits. Those of a zero bfloat16 are subnormal in float32."""
+        """The lowest pattern that takes further bits. A zero bfloat16 has subnormal ones in float32."""
         return 1 if self._is_cut else 0
 
     @property
@@ -85,7 +85,7 @@ class SplitWeight:
         # Infinity is rounded to itself.
         code = xp.where(magnitude > _INFINITY, self._infinity | (1 << (self._mantissa_bits - 1)), code)
         low = xp.stored(code & ((1 << k) - 1), f"uint{k}")
-        # Read from what is stored: XLA on TPU fuses one result that reads another, not two that read a third.
+        # Read from the stored array: XLA on TPU fuses a result that reads another, not two that read a third.
         return ((code >> k) + (xp.wide(low) >> (k - 1))) | ((bits >> 16) & 0x8000), low
 
     @property
