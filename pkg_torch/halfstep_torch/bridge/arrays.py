@@ -27,7 +27,7 @@ def device_of(caller: str, name: str, tensor: Tensor) -> Any:  # a device of JAX
 
 
 def to_jax(tensor: Tensor, device: object) -> tuple[jax.Array, bool]:
-    """Return a tensor as an array, and whether in the same memory; what is not row-major is copied."""
+    """Return a tensor as an array, and whether in the same memory; other layouts are copied."""
     row_major = tensor.detach().contiguous()
     try:
         array = from_dlpack(row_major)

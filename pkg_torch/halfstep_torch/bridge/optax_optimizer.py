@@ -142,7 +142,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
 
     @between_steps
     @torch.no_grad()
-    # It returns what `closure` returns.
+    # It returns the result of `closure`.
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update all parameters.
 
@@ -223,7 +223,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         """Restore the state of the same transform, bit for bit; weights are the model's.
 
         Args:
-            state_dict: what `state_dict` returned.
+            state_dict: a result of `state_dict`.
 
         Raises:
             TypeError: if it is not such a state dict.

@@ -24,11 +24,11 @@ class SourceView(nn.Module):
         halfstep_torch.load_state(path, view, optimizer)
 
     The model is trained as ever, but without closures; gradients are handed over at each step, and
-    `optimizer.zero_grad()` clears those of the model. Stacked layers are moved into one tensor, of which the
-    model's parameters then are slices.
+    `optimizer.zero_grad()` clears the gradients of the model. Stacked layers are moved into one tensor, of
+    which the model's parameters then are slices.
 
     Args:
-        model: its parameters stay what the model computes with.
+        model: it computes with its own parameters.
         mapping: from leaf names to places, as `name_map` proposes it.
 
     Raises:

@@ -1,7 +1,7 @@
 """The state of an optimizer in float32, in the form of torch.optim: to move a run in and out.
 
-A state dict of ours goes on to the bit, and only where formats agree (`state_dict.py`). What is written here
-is what torch's own optimizers write, and is read into any format.
+A state dict of ours goes on to the bit, and only where formats agree (`state_dict.py`). These functions
+write the form of torch's own optimizers, and read it into any format.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +35,7 @@ from halfstep_torch.optimizer_state.state_dict import replace_groups
 from halfstep_torch.sharded.how_stepped import state_placements
 from halfstep_torch.sharded.slots import new_state
 
-# What a param group says in torch's form; how state is stored is no part of it.
+# The entries of a param group in torch's form, without the storage of state.
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampening")
 
 
@@ -49,7 +49,7 @@ def float32_state_dict(optimizer: Optimizer) -> StateDict:
     placed as it is: all processes call this together, and gather the state of one parameter after the other.
 
     Args:
-        optimizer: whose state it is.
+        optimizer: of the state.
 
     Returns:
         A state dict. For every parameter it has `step` (except for SGD) and float32 copies of its moments.
@@ -102,7 +102,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: SavedState) -> Non
     """Continue from a state in torch's form: of `torch.optim.AdamW`, or of a float32 run of halfstep.
 
     Each moment is rounded once, to the format in which this optimizer keeps it, stochastically if steps round
-    it so. The words are those of the step at which the state dict was saved. Numbers of the groups (`lr`,
+    it so. The words belong to the step at which the state dict was saved. Numbers of the groups (`lr`,
     `betas`, `eps`, `weight_decay`, ...) are taken from the state dict, as torch takes them. Seeds, formats,
     and arrays kept beside the weights stay. Weights are apart: load the model, or call `set_float32_params`.
     Everything is read or, if anything is wrong, nothing.
@@ -244,7 +244,7 @@ def _numbers_of(optimizer: Optimizer, index: int) -> Group:
 
 
 def _taken(optimizer: Optimizer, index: int, saved: SavedState) -> list[str]:
-    """Return the numbers of a saved group that are loaded: those that this group has, as numbers."""
+    """Return the numbers of a saved group that are loaded: the entries that are numbers in this group."""
     group = optimizer.param_groups[index]
     return [
         key for key in _NUMBERS if key in saved and type(group.get(key)) in (int, float, bool, tuple, list)

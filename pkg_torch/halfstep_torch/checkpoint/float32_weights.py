@@ -33,7 +33,7 @@ def float32_params(optimizer: Optimizer) -> Weights:
     the model's weights. Rounds p + c to float32, nothing else.
 
     Args:
-        optimizer: whose parameters they are.
+        optimizer: of the parameters.
 
     Returns:
         Copies, float32 and row-major; the copy of a DTensor is a DTensor with the same placement. They are in
@@ -75,7 +75,7 @@ def float32_params(optimizer: Optimizer) -> Weights:
 @between_steps
 @torch.no_grad()
 def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
-    """Set the weights, and what is kept beside them, from float32: to continue from a float32 checkpoint.
+    """Set the weights, and the arrays beside them, from float32: to continue from a float32 checkpoint.
 
     Rounds each weight to its dtype as its storage does. The rest goes to the array beside the weight:
     `compensate` rounds it to bfloat16. `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep
@@ -86,7 +86,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     the errors of the old weights: set it to zeros too (`docs/how-to/fed-back-weights.md`).
 
     Args:
-        optimizer: whose parameters they are.
+        optimizer: of the parameters.
         values: float32 tensors, as `float32_params` returns them; for a DTensor also all of its values.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Parameters that are sharded over processes: which elements are local, and what processes exchange."""
+"""Parameters that are sharded over processes: the local elements, and the exchanges of processes."""

@@ -54,7 +54,7 @@ def reduce_sum(x: Tensor, mesh: Mesh) -> Tensor:
 def total_counts(owners: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Return the sums of the parameters' counts over all processes, by one collective for each mesh.
 
-    Of each of the `owners`, `counts` has some numbers, counted in what is here of it.
+    Of each of the `owners`, `counts` has some numbers, counted in its local part.
     """
     totals = [tuple(numbers) for numbers in counts]
     places = [i for i, owner in enumerate(owners) if is_sharded(owner)]

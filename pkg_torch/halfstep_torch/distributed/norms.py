@@ -31,7 +31,7 @@ def norms_of_shards(
 
     With `exact` it has the bits of `global_norm` of the whole tensors, by two collectives for all tensors of
     a mesh: the largest magnitude, then the sum of integers. Otherwise it is the norm of the processes' norms,
-    in one order everywhere, by one collective: within N1's bound of what one process would have.
+    in one order everywhere, by one collective: within N1's bound of the norm in one process.
     """
     by_mesh: dict[Mesh | None, list[Tensor]] = {}
     for i, owner in enumerate(owners):
@@ -92,7 +92,7 @@ class SharedNorms(InPlaceOp):
         self.shares: list[Share] = []
 
     def norms_of(self, x: Tensor, exact: bool) -> Tensor:
-        """Return those of the whole array of which x is here; zeros as long as they are not known."""
+        """Return the norms of the whole array of which x is the local part; zeros until they are known."""
         key, here = (self._index, self._asked), [x] if self._counts else []
         self._asked += 1
         before: Share | None = self._known.get(key)
@@ -117,7 +117,7 @@ class SharedNorms(InPlaceOp):
 
 
 def exchange(shares: Sequence[Share]) -> None:
-    """Make of shares what all processes have together: one collective for each kind, along a mesh."""
+    """Add up the shares of all processes: one collective for each kind, along a mesh."""
     together: dict[tuple[Mesh, str], dict[tuple[int, int], list[Share]]] = {}
     for share in sorted(shares, key=lambda share: share.key):
         together.setdefault((share.mesh, share.kind), {}).setdefault(share.key, []).append(share)
@@ -149,7 +149,7 @@ def clip(updates: Iterable[Tensor], norms: Tensor, max_norm: float | Tensor) -> 
 
 
 def clip_factors(norms: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return what updates are scaled by, quotient and scale, or 1 and 1, which keep every bit."""
+    """Return the quotient and the scale that updates are multiplied by, or 1 and 1, which keep every bit."""
     norm, scale = in_range(norms)
     passes = norms[0] <= max_norm
     return torch.where(passes, 1.0, max_norm / norm), torch.where(passes, 1.0, scale)

@@ -26,7 +26,7 @@ from halfstep_torch.storage.state_array import StateArray
 
 
 def array_placements(spec: StateArray, param: DTensor) -> Placements | None:
-    """Return the placements of a state array whose shards are those of the weights; None if there are none.
+    """Return the placements of a state array with the shards of the weights; None if there are none.
 
     There are such placements under two conditions. No border of a shard cuts a block, or a byte of two codes.
     The shards of the array, as torch cuts them, are the blocks of the shards of the weights.
@@ -51,7 +51,7 @@ def array_placements(spec: StateArray, param: DTensor) -> Placements | None:
 
 
 def _fits(window: Window, entries: Window, axis: int, run: int, unit: int, per_entry: int) -> bool:
-    """Whether the entries are those of the window, which holds whole units of every run, from `axis` on."""
+    """Whether the entries belong to the window, which holds whole units of every run, from `axis` on."""
     if window.is_empty:
         return entries.is_empty
     if window.shape[axis + 1 :] != window.whole[axis + 1 :]:
@@ -88,8 +88,8 @@ def new_array(spec: StateArray, param: DTensor, placements: Placements) -> Tenso
 def placed_copy(array: Tensor, param: Tensor, placements: Placements | None) -> Tensor:
     """Return a copy of a state array on the device of its parameter, with the given placements.
 
-    `array` is a plain tensor, of all elements, or a DTensor, placed in any way; `placements` are those of
-    the copy, or None beside a plain parameter.
+    `array` is a plain tensor, of all elements, or a DTensor, placed in any way; `placements` belong to
+    the copy, or are None beside a plain parameter.
     """
     where = sharding(param)
     if is_sharded(array) and sharding(array) != (where and (where[0], placements)):

@@ -83,7 +83,7 @@ def compare_gradients(
     key: str,
     slots: Sequence[Replica],
 ) -> None:
-    """Compare gradients with those in a store, or leave them there."""
+    """Compare gradients with gradients in a store, or leave them there."""
     step = max(slot.step for slot in slots)
     report = _digest([*map(_corner, _grads(slots)), *map(_sum_of_bits, _grads(slots))])
     first = json.loads(store.compare_set(f"{key}/{step}", "", json.dumps([rank, report])))
@@ -111,7 +111,7 @@ def compare(
     seeds: Sequence[LinkSeed],
     compared: collections.Counter,
 ) -> str:
-    """Compare seeds and steps with those in a store, or leave them there; return their key.
+    """Compare seeds and steps with the entries of a store, or leave them there; return their key.
 
     `compared` counts how often this process has compared slots like these.
     """

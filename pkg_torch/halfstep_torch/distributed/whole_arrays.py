@@ -34,8 +34,8 @@ class Spread(NamedTuple):
     """A sharded array, and the function to compute of the whole.
 
     Attributes:
-        like: the DTensor as which it is placed.
-        local: what this process has of it, in float32.
+        like: a DTensor with its placements.
+        local: the part in this process, in float32.
         function: from the whole array to another of its shape.
     """
 

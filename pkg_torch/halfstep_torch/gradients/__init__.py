@@ -1,1 +1,1 @@
-"""What happens to gradients before a step, or during backward."""
+"""Gradients before a step, or during backward."""

@@ -79,7 +79,7 @@ def accumulate_gradients(
 
 @dataclasses.dataclass
 class _Leaf:
-    """A parameter whose gradients are added up.
+    """A parameter with gradients that are added up.
 
     Attributes:
         name: of its words.
@@ -177,7 +177,7 @@ class GradientAccumulation:
         return {"seed": self._seed, "counts": {name: leaf.count for name, leaf in self._leaves.items()}}
 
     def load_state_dict(self, state_dict: SavedState) -> None:
-        """Restore what `state_dict` returned: later gradients are rounded as in the run that was saved."""
+        """Restore a result of `state_dict`: later gradients are rounded as in the run that was saved."""
         counts = state_dict["counts"]
         if counts.keys() != self._leaves.keys():
             name = min(counts.keys() ^ self._leaves.keys())

@@ -12,7 +12,7 @@ from halfstep_torch.gradients.hooks import owner_of
 
 _FUNCTION = "release_gradients"
 _CLIPPING = "_clip_grads_with_norm_"
-"""What `clip_grad_norm_` ends in, under whatever name that was imported."""
+"""The function that `clip_grad_norm_` calls at its end, under any name of the import."""
 _BY_A_NORM = "clip_grads_with_norm_"
 """Its public name in `torch.nn.utils`, for clipping by a norm that the caller has."""
 
@@ -29,7 +29,7 @@ def refuse_freed(caller: str, params: list[Tensor]) -> None:
 
 @functools.cache
 def watch_clipping() -> None:
-    """Make torch's clipping refuse parameters whose gradients are freed; other calls are unchanged.
+    """Make torch's clipping refuse parameters with freed gradients; other calls are unchanged.
 
     It only reads `grad`, which is None, and would return 0 in silence.
     """

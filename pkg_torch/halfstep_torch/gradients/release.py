@@ -67,7 +67,7 @@ def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "G
         >>> handle.remove()
 
     Source: K. Lv et al., "Full parameter fine-tuning for large language models with limited resources",
-        arXiv:2306.09782, section 3.1 (fused backward). Hooks are those of torch's tutorial on the optimizer
+        arXiv:2306.09782, section 3.1 (fused backward). Hooks as in torch's tutorial on the optimizer
         step in backward.
     """
     checked = _checked(optimizer)

@@ -49,7 +49,7 @@ def round_weights(
 
         w <- stochastic(step of the optimizer on float32(w), float32(gradient))
 
-    The optimizer sees float32 copies, and keeps state beside float32 weights. The words are those of
+    The optimizer sees float32 copies, and keeps state beside float32 weights. The words are as in
     `round_stochastically`: they depend on the seed, the step, the name and the index alone. float32 weights
     are stepped as they are.
 
@@ -108,7 +108,7 @@ def round_weights(
 
 
 class RoundedWeights(torch.optim.Optimizer):
-    """What `round_weights` returns.
+    """The result of `round_weights`.
 
     All state is in `state` and `param_groups`: the optimizer that was passed has both for the time of a step.
     """
@@ -228,7 +228,7 @@ class RoundedWeights(torch.optim.Optimizer):
         return any(p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
 
     @torch.no_grad()
-    # It returns what `closure` returns.
+    # It returns the result of `closure`.
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every parameter that has a gradient.
 
@@ -277,7 +277,7 @@ class RoundedWeights(torch.optim.Optimizer):
             )
 
     def _check_members(self, members: Sequence[Member]) -> None:
-        """Check what is new among the parameters that are stepped: kinds, gradients, counts, memory."""
+        """Check new parameters among the stepped ones: kinds, gradients, counts, memory."""
         for name, param, _ in members:
             if kept := self.state.get(param):
                 check_count(_FUNCTION, name, kept[_COUNT])
@@ -355,7 +355,7 @@ class RoundedWeights(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: SavedState) -> None:
-        """Restore what `state_dict` returned, bit for bit; arrays are copied, and weights are the model's."""
+        """Restore a result of `state_dict`, bit for bit; arrays are copied, and weights are the model's."""
         check_form("load_state_dict", state_dict, "Pass what state_dict() of round_weights' result returned.")
         groups, state = state_dict["param_groups"], state_dict["state"]
         stepped = [kept for kept in state.values() if kept]

@@ -1,4 +1,4 @@
-"""A Keras optimizer over those of this package. Importing this imports Keras, with its torch backend."""
+"""Optimizers of this package in Keras. Importing this imports Keras, with its torch backend."""
 
 import pathlib
 import tempfile
@@ -103,7 +103,7 @@ class KerasOptimizer(keras.optimizers.Optimizer):
             store["state"] = state_bytes(_CALLER, path)
 
     def load_own_variables(self, store: Any) -> None:  # a mapping of Keras
-        """Continue from what `save_own_variables` of either backend wrote, or raise ValueError."""
+        """Continue from the output of `save_own_variables` of either backend, or raise ValueError."""
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "state"
             save_state(path, self._model, self._optimizer)

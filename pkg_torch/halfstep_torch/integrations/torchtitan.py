@@ -10,7 +10,7 @@ import halfstep_torch
 
 
 class HalfstepOptimizers(OptimizersContainer):
-    """torchtitan's container, whose `optimizer_name` may be that of an optimizer of `halfstep_torch`.
+    """torchtitan's container, which accepts optimizers of `halfstep_torch` as `optimizer_name`.
 
     A config is built by `HalfstepOptimizers.Config(param_groups=[ParamGroupConfig(...)])`. Arguments that are
     one for all groups, such as `seed`, stand in `optimizer_factory_kwargs_by_name`.

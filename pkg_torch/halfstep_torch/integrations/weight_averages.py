@@ -42,7 +42,8 @@ def ema_params(
     Raises:
         TypeError: if an argument is of a wrong type; from the function, if a floating tensor that is averaged
             has another dtype than float32, bfloat16 or float16.
-        ValueError: if a number is out of range; from the function, if what is averaged is not of the model.
+        ValueError: if a number is out of range; from the function, if the averaged arrays do not belong to
+            the model.
 
     Example:
         >>> import halfstep_torch as hs

@@ -1,16 +1,16 @@
-"""The step of an optimizer that `round_weights` wraps: by what wraps it alone, and without global hooks."""
+"""The step of an optimizer that `round_weights` wraps: by its wrapper alone, and without global hooks."""
 
 import inspect
 import weakref
 
 import torch
 
-# Wrapped optimizers, while what wraps them steps them.
+# Wrapped optimizers, while their wrappers step them.
 _stepping: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def step_below_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Step without the hooks that torch runs at every optimizer: those run at what wraps this one.
+    """Step without the hooks that torch runs at every optimizer: these run at its wrapper.
 
     Hooks of this optimizer alone run. torch wraps `step` of a class once, and marks the wrapper as "hooked".
     """

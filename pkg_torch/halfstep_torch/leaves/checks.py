@@ -243,7 +243,7 @@ def check_params(caller: str, params: Any) -> Any:  # as torch takes them, of an
 
 
 def _check_live(caller: str, params: ItemsView | ValuesView, way_out: str) -> None:
-    """Refuse what a state dict holds: no gradient reaches it."""
+    """Refuse tensors of a state dict: no gradient reaches them."""
     tensors = [x[1] if isinstance(x, tuple) else x for x in params]
     if tensors and not any(
         isinstance(x, torch.nn.Parameter) or getattr(x, "requires_grad", 1) for x in tensors

@@ -64,7 +64,7 @@ def register_names(model: torch.nn.Module, prefix: str = "") -> None:
     are those of the model inside DDP, `torch.compile`, FSDP and PEFT. Nothing keeps the model alive.
 
     Without this call an optimizer looks for the outermost module that owns the parameters. If that module
-    holds them all in an inner one, whose names for them are shorter, a warning names it. There are no names
+    holds them all in an inner one with shorter names for them, a warning names it. There are no names
     if several modules own the parameters, under other names, or if names of two models clash. The log then
     gives the reason. The search collects garbage and visits every object of the process, in 0.4 s if there
     are two million. One search finds the names of all models that are alive.
@@ -99,7 +99,7 @@ def register_names(model: torch.nn.Module, prefix: str = "") -> None:
 def with_names_found(caller: str, params: Any) -> Any:  # as torch takes them, of any kind
     """Return parameters, pairs or groups of an optimizer as pairs with names, if they have none yet.
 
-    As they are where they have, or no names are found. What can be read only once comes back as a list.
+    As they are where they have, or no names are found. An iterator comes back as a list.
 
     Raises:
         ValueError: if models are registered, and a parameter is in none of them, or in two under other names.

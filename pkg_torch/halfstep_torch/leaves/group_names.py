@@ -98,7 +98,7 @@ class NamedMembers:
     ) -> Iterator[tuple[int, str, Tensor]]:
         """Return triples: group index, leaf name (contract W7) or position, parameter.
 
-        In `state` a parameter that has replaced another takes over what that one had.
+        In `state` a parameter that has replaced another takes over its arrays.
 
         Raises:
             ValueError: if a parameter was put into a list of parameters, and so has no name; or if
@@ -122,7 +122,7 @@ class NamedMembers:
         leaves: Sequence[list[str]],
         state: MutableMapping[Tensor, object],
     ) -> None:
-        """Give the state of parameters that were replaced to those that have their names now."""
+        """Give the state of replaced parameters to the parameters that have their names now."""
         here = {param for listed in params for param in listed}
         moves: list[tuple[str, Tensor, Tensor]] = []
         for i, listed in enumerate(self._listed[: len(params)]):

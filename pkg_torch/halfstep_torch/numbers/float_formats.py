@@ -1,4 +1,4 @@
-"""Dtypes of torch by name, and their names: those of ml_dtypes."""
+"""Dtypes of torch by name, and their names, as in ml_dtypes."""
 
 import torch
 

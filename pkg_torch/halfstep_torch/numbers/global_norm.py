@@ -12,9 +12,9 @@ from halfstep_torch.numbers.exact import sqrt
 from halfstep_torch.numbers.norms import norms, norms_of_parts, with_moved
 
 _INFINITY = 0x7F800000
-# Squares below 2^48, whose sum is below 2^63.
+# Squares below 2^48, with a sum below 2^63.
 _CHUNK = 1 << 15
-# What fits a cache.
+# Elements that fit a cache.
 _PIECE = 1 << 17
 
 
@@ -53,7 +53,7 @@ def global_norms(tensors: Sequence[Tensor], *, exact: bool = False, each: Each =
 
 
 def largest_pattern(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the bits of the largest magnitude, int32: those of a NaN are the largest; 0 of nothing."""
+    """Return the bits of the largest magnitude, int32: NaN has the largest; 0 without elements."""
     zero = torch.zeros((), dtype=torch.int32, device=device)
     return torch.stack([zero, *(_pattern(x).amax().to(device) for x in tensors if x.numel())]).amax()
 

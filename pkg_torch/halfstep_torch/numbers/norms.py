@@ -15,7 +15,7 @@ from torch import Tensor
 from halfstep.op import LARGE_NORM, SCALE_BITS
 
 PIECE = 1024
-"""Elements whose squares are added in float32, and pieces in a row of their sums."""
+"""Elements with squares that are added in float32, and pieces in a row of their sums."""
 # Exponent fields between which both 2^e and 2^-e are normal numbers.
 _LOWEST, _HIGHEST = 1, 253
 _SCALE = 2.0**-SCALE_BITS
@@ -57,7 +57,7 @@ def squares_of_pieces(x: Tensor) -> Tensor:
 
 
 def sum_of_pieces(sums: Tensor) -> Tensor:
-    """Return the sum of what `squares_of_pieces` returns, in a fixed order."""
+    """Return the sum of the results of `squares_of_pieces`, in a fixed order."""
     if len(sums) > PIECE:
         first, *rows = sums.split(PIECE)
         added = first.clone()
@@ -73,7 +73,7 @@ def with_moved(unit: Tensor, root: Tensor) -> Tensor:
 
 
 def norms_of_parts(parts: Tensor) -> Tensor:
-    """Return `norms` of an array, given those of its parts in rows."""
+    """Return `norms` of an array, given the norms of its parts in rows."""
     return torch.stack([norm(column) for column in parts.unbind(-1)])
 
 
@@ -85,7 +85,7 @@ def in_range(norms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def piece_length(device: torch.device) -> int:
-    """Return how many elements are added up at once: on CPU, what fits a cache."""
+    """Return how many elements are added up at once: on CPU, as many as fit a cache."""
     return 1 << 17 if device.type == "cpu" else 1 << 24
 
 

@@ -1,7 +1,7 @@
 """The operations of a rule in torch: on bare tensors in a step, on guarded numbers in the trial.
 
 torch rounds every operation once, in eager mode and in the code that the engine compiles: nothing needs
-protecting, and a step has no wrapper. The trial refuses what JAX, or a later step, would refuse.
+protecting, and a step has no wrapper. In the trial, operations that JAX or a later step would refuse raise.
 """
 
 import math
@@ -25,7 +25,7 @@ from halfstep_torch.numbers.norms import in_range, norms
 from halfstep_torch.numbers.schedules import Scheduled
 
 BareOperand: TypeAlias = Tensor | float
-"""What operations take in a step: nothing is wrapped there."""
+"""An operand in a step: nothing is wrapped there."""
 T = TypeVar("T")
 
 
@@ -109,7 +109,7 @@ class InPlaceOp(TorchOp):
 
 
 STEP_OPS = {"elementwise": TorchOp(), "parameter": InPlaceOp()}
-"""What `update` gets in a step, by the scope of its rule."""
+"""The operations of `update` in a step, by the scope of its rule."""
 
 
 def _is_one(scale: BareOperand) -> bool:

@@ -88,8 +88,8 @@ def leaf_keys(
 def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[..., Tensor]:
     """Return a function from a role to its int32 words for rounding (contract W6, W8).
 
-    With False as a second argument it returns what is mixed to words, the sum itself (contract F15). A shape
-    that it is given is that of `index`.
+    With False as a second argument it returns the sum before it is mixed (contract F15). A given shape is
+    that of `index`.
 
     They are mix(index k0 + k1), made once for all roles that share them; the field of the role is at the top,
     and below it is anything.
@@ -125,7 +125,7 @@ def as_int32(words: np.ndarray) -> np.ndarray:
 
 
 def high_key(k1: np.ndarray, high: int) -> np.ndarray:
-    """Return k1 for elements whose row-major index has the high half `high` (contract W8)."""
+    """Return k1 for elements with the high half `high` of their row-major index (contract W8)."""
     return k1 + GOLDEN_RATIO * np.full_like(k1, high)
 
 
@@ -191,7 +191,7 @@ def whole_words(
         shape: of the array or part.
         device: where to make them.
         offset: row-major index of the first element.
-        mixed: whether they are mixed; else what is mixed to words, the sum itself (contract F15).
+        mixed: whether they are mixed; else the sum itself (contract F15).
     """
     row = np.array([k1], np.int64).astype(np.uint32)
     total, parts = math.prod(shape), []

@@ -2,7 +2,7 @@
 
 Contract: section R. Every decision is made on bit patterns in int32, so that eager and compiled code decide
 alike on any device. The cast at the end only sees values that the target holds, infinity or NaN. Nothing here
-draws random numbers, and nothing here knows what an optimizer is.
+draws random numbers, and nothing here depends on an optimizer.
 """
 
 import math
@@ -78,14 +78,14 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool, quie
 
 
 def round_number(x: Tensor, name: str, words: Tensor | None, saturate: bool, quiet: bool = False) -> Tensor:
-    """Return what `round_value` does, in float32."""
+    """Return the result of `round_value`, in float32."""
     if name == "bfloat16" and is_tame(x):
         return _round_tame(x, words)
     return round_value(x, name, words, saturate, quiet).to(torch.float32)
 
 
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
-    """Return what `round_value` does for a format of fewer exponent bits than float32, still in float32."""
+    """Return the result of `round_value` for a format of fewer exponent bits than float32, in float32."""
     if saturate:
         return torch.where(x.abs() < math.inf, _saturated(x, fmt, words), math.nan)
     value = _nearest(x, fmt) if words is None else _with_sign_of(x, _stochastic_magnitude(x, fmt, words))
@@ -125,7 +125,7 @@ def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool, quiet: bool
 
 
 def _saturated(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
-    """Return what finite numbers round to, or the largest number of the format."""
+    """Return the rounded finite numbers, or the largest number of the format."""
     if words is None:
         return _nearest(x, fmt).clamp(-fmt.max, fmt.max)
     largest = (fmt.max_code + fmt.base) << (_MANTISSA_BITS - fmt.mantissa_bits)
@@ -191,11 +191,11 @@ def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tupl
 def from_patterns(codes: Tensor, fmt: FloatFormat) -> Tensor:
     """Return the float32 numbers of 8-bit patterns in int32, of a format with infinities."""
     drop = _MANTISSA_BITS - fmt.mantissa_bits
-    # Their exponents at the upper end of float32's, so that infinity and NaN are what they are there too.
+    # Their exponents at the upper end of float32's, so that infinity and NaN stay infinity and NaN.
     lowest = 255 - (0x7F >> fmt.mantissa_bits)
     high = ((codes << drop) & (0x7F << drop)) | (lowest << _MANTISSA_BITS)
     # Of a normal number this is the double, and of a subnormal one its sum with the smallest normal number.
-    # The lesser of what either rule gives is right.
+    # The lesser result of both rules is right.
     double = high.view(torch.float32) * 2.0 ** (127 + fmt.min_exponent - lowest)
     subnormal = double - 2.0**fmt.min_exponent
     number = subnormal.view(torch.int32).minimum((double * 0.5).view(torch.int32))
@@ -203,7 +203,7 @@ def from_patterns(codes: Tensor, fmt: FloatFormat) -> Tensor:
 
 
 def _patterns(value: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return the patterns, in int32, of what `rounded` gives: of a format with infinities, or NaN."""
+    """Return the patterns, int32, of results of `rounded`: of a format with infinities, or NaN."""
     code = code_of_magnitude(XP, value, fmt, None)
     code = torch.where(value.abs() <= fmt.max, code, fmt.max_code + 1)
     code = torch.where(value == value, code, fmt.nan_code)

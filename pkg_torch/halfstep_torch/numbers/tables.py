@@ -6,7 +6,7 @@ from torch import Tensor
 
 from halfstep.storage.tables import TABLES, Table
 
-# Behind them infinity: what is past 1 has no neighbour.
+# Behind them infinity: numbers past 1 have no neighbour.
 _NUMBERS = {
     name: torch.from_numpy(np.append(table.values, np.float32(np.inf))) for name, table in TABLES.items()
 }

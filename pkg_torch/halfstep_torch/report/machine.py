@@ -26,7 +26,7 @@ def about() -> list[str]:
 
 
 def devices() -> list[str]:
-    """Return the device types whose bits are promised."""
+    """Return the device types with promised bits."""
     return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 

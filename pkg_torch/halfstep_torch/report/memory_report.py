@@ -25,7 +25,7 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer | None = None) ->
     device is this process.
 
     Args:
-        model: whose parameters are counted, those that are not stepped too.
+        model: its parameters are counted, stepped or not.
         optimizer: of this package.
 
     Example:

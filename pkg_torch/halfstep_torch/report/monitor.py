@@ -1,4 +1,4 @@
-"""A monitor of a run: every N steps it measures on the device what rounding loses."""
+"""A monitor of a run: every N steps it measures on the device the losses by rounding."""
 
 import math
 
@@ -91,7 +91,7 @@ def _measured(optimizer: torch.optim.Optimizer, before: Before) -> list[float]:
 
 
 def _totals(sums: dict[Tensor, Tensor]) -> list[float]:
-    """Return the sums over all parameters; of those that are DTensors, over the processes of their mesh."""
+    """Return the sums over all parameters; for DTensors, over the processes of their mesh."""
     plain = [p for p in sums if not is_sharded(p)]
     totals = [_total([sums[p] for p in plain])] if plain else []
     for mesh, params in by_mesh([p for p in sums if is_sharded(p)], lambda p: p).items():

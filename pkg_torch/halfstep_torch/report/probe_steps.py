@@ -20,9 +20,9 @@ from halfstep_torch.storage.stored_moment import State, StoredMoment
 from halfstep_torch.weights.weight_rule import NearestWeights, WeightRule
 
 NARROW = (torch.bfloat16, torch.float16)
-# Parts of the names under which optimizers keep what rounding the weights loses.
+# Parts of the names under which optimizers keep rounding errors of weights.
 _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
-# An optimizer's own memory of its last step, and what others have hung on it.
+# An optimizer's own memory of its last step, and attributes that others have added.
 _NOT_COPIED = (
     "_launches",
     "_counts",
@@ -91,7 +91,7 @@ def _like(
     trial: Any = copy.copy(optimizer)  # which may be ours
     for name in optimizer.defaults.keys() - defaults.keys():
         del optimizer.defaults[name]  # torch writes into what it has copied
-    # A copy has what is pickled: torch's optimizers leave out what a subclass has added.
+    # A copy has the pickled attributes: torch's optimizers leave out those of a subclass.
     for name, x in vars(optimizer).items():
         if name not in _NOT_COPIED and "_hooks" not in name:
             setattr(trial, name, x)
@@ -149,7 +149,7 @@ def second_moments(
 
 
 def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
-    """Return the parameters whose weights are known to be rounded to nearest, with nothing kept."""
+    """Return the parameters that are known to be rounded to nearest, with nothing kept."""
     if isinstance(optimizer, Optimizer):
         rules = _weight_rules(optimizer)
         return [p for p in params if isinstance(rules[p], NearestWeights)]
@@ -159,7 +159,7 @@ def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -
 
 
 def compensated(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
-    """Return our parameters whose weights have a Kahan compensation."""
+    """Return our parameters with a Kahan compensation."""
     if not isinstance(optimizer, Optimizer):
         return []
     rules = _weight_rules(optimizer)

@@ -1,4 +1,4 @@
-"""What a `Format` needs of its codes.
+"""The interface of codes that a `Format` uses.
 
 Contract: F3 to F5. Elementwise; which elements share a scale is not known here (`blocks.py` and `formats.py`
 know it).
@@ -25,7 +25,7 @@ class Codes:
         self.dtype, self.numbers, self.exponent = codes.dtype, codes.numbers, codes.exponent
 
     def scale(self, block_max: Tensor) -> Tensor:
-        """Return the scale of blocks whose largest magnitudes are `block_max`."""
+        """Return the scale of blocks with the largest magnitudes `block_max`."""
         return self.shared.scale(XP, block_max)
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class Blocks:
 
     Attributes:
         size: elements of a block.
-        run: elements of a run, whose last block is short; None where every block is whole.
+        run: elements of a run with a short last block; None if every block is whole.
     """
 
     size: int
@@ -31,7 +31,7 @@ class Blocks:
 
     @property
     def padded(self) -> int:
-        """The number of elements in a unit whose last block is padded."""
+        """The number of elements in a unit with its last block padded."""
         return -(-self.unit // self.size) * self.size
 
     def count(self, elements: int) -> int:
@@ -72,7 +72,7 @@ class Blocks:
         return codes.reshape(_rows(packed, self.packed, self.unit))
 
     def unpacked_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of what `unpack` returns, given that of the bytes."""
+        """Return the shape of the result of `unpack`, given the shape of the bytes."""
         return (*shape[:-1], shape[-1] // self.packed * self.unit)
 
     def cut(self, x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Blocks:
 
 
 def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
-    """Return the shape of an array whose units get another length; one row if half bytes end its rows."""
+    """Return the shape of an array with units of another length; one row if half bytes end its rows."""
     *leading, last = x.shape
     return (*leading, last * becomes // unit) if last * becomes % unit == 0 else (-1,)
 
@@ -113,7 +113,7 @@ def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
 def blocks_of(shape: tuple[int, ...], block_size: BlockSize, part: tuple[int, ...] | None = None) -> Blocks:
     """Return the cut of arrays of a shape, or of a part such as a shard.
 
-    If a run is one block, what the part has of it is a block. Equal cuts are equal, whatever the shape.
+    If a run is one block, the part's share of it is a block. Equal cuts are equal, whatever the shape.
     """
     leading, run, size = block_layout(shape, block_size)
     size = max(1, min(size, run))

@@ -13,7 +13,7 @@ from halfstep_torch.storage.float_codes import (
     UnsignedHalfCodes,
 )
 
-# Those whose arithmetic torch has its own way of.
+# Codes with arithmetic of torch's own.
 _OWN: dict[type[SharedCodes], type[Codes]] = {
     floats.PlainCodes: PlainCodes,
     floats.SignedCodes: SignedCodes,

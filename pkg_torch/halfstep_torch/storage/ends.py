@@ -27,7 +27,7 @@ def count_at_ends(
 
 
 def _nonzero(moment: StoredMoment, codes: Tensor) -> Tensor:
-    """Return where the codes of a moment with a sign are not those of zero."""
+    """Return where the codes of a moment with a sign are not the codes of zero."""
     if moment.format.packed:
         return torch.stack([codes & 15, codes >> 4], -1).flatten(-2) != 0
     if codes.element_size() > 1:

@@ -37,7 +37,7 @@ class Format(shared.Format):
     """A way to store a float32 tensor: it encodes and decodes.
 
     Attributes:
-        blocks: the cut of the arrays at hand, once `for_shape` has said of what shape they are.
+        blocks: the cut of the arrays, once `for_shape` has set their shape.
     """
 
     blocks: Blocks | None = None
@@ -77,7 +77,7 @@ class Format(shared.Format):
             wide, values = self.arithmetic.round_trip(x, words, keep_nonzero == "always")
             return Encoded(wide.to(self.torch_dtype), None), values
         y, cut_words = self.blocks.cut(x), self._words(words)
-        # What is not finite does not count for the maximum, or marks its block.
+        # Infinities and NaN do not count for the maximum, or mark their block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
         block_max = magnitude.amax(self.blocks.axes(y), keepdim=True)
         scale = self.arithmetic.scale(block_max)

@@ -18,9 +18,9 @@ class WordSource(NamedTuple):
     Attributes:
         role: of the words.
         seed: which seed of its rule, where that has several.
-        prefix: of the name whose words they are; the parameter's follows.
-        before: whether they are those of the step before.
-        mixed: whether they are mixed; those that dither a block are not (contract F15).
+        prefix: of the name that gives the words; the parameter's follows.
+        before: whether they belong to the step before.
+        mixed: whether they are mixed; words that dither a block are not (contract F15).
     """
 
     role: int
@@ -36,11 +36,11 @@ class StateArray:
 
     Attributes:
         dtype: of the array.
-        scale_of: the format whose scales it holds, one byte per block; None: one entry per element.
-        codes_of: the format whose codes it holds; None of numbers.
-        copies_weights: it starts as the weights; else as zeros, scales as those of zeros.
+        scale_of: the format of the scales in it, one byte per block; None: one entry per element.
+        codes_of: the format of the codes in it; None for numbers.
+        copies_weights: it starts as the weights; else as zeros, scales as the scales of zeros.
         copied_as: the format in which it, or its scales, start as the weights, rounded to nearest.
-        shape_of: from the shape of the parameter to that of what is stored; None where they are the same.
+        shape_of: from the shape of the parameter to the stored shape; None if they are the same.
     """
 
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class StateArray:
 
     @property
     def packed_of(self) -> Format | None:
-        """The format whose codes it holds, two to a byte; None where no byte is shared."""
+        """The format of its codes, two to a byte; None if no byte is shared."""
         return self.codes_of if self.codes_of and self.codes_of.packed else None
 
     def values_shape(self, shape: Shape) -> Shape:

@@ -1,4 +1,4 @@
-"""The formats of moments in torch: those of `halfstep`, on tensors."""
+"""The formats of moments in torch: the formats of `halfstep`, on tensors."""
 
 import torch
 
@@ -8,7 +8,7 @@ from halfstep.storage.relative import from_description, from_text
 from halfstep_torch.storage.formats import Format
 
 DType = str | torch.dtype | formats.Format | None
-"""What `mu_dtype` and its like take."""
+"""A value of `mu_dtype` and `nu_dtype`."""
 
 scaled = formats.returning(Format, shared.scaled)
 codebook = formats.returning(Format, shared.codebook)

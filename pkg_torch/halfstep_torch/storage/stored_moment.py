@@ -19,7 +19,7 @@ Arrays = Mapping[str, Tensor]
 State = dict[str, Tensor]
 """Of a parameter the count, "step", and its arrays by key."""
 Words = Callable[[Shape], Tensor]
-"""From the shape of what is to be rounded to int32 words, one per element."""
+"""From the shape of an array to int32 words, one per element."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +31,15 @@ class StoredMoment:
         key: of its codes in the state.
         format: of the codes.
         source: of the words that round it; None where it is rounded to nearest.
-        keep_nonzero: where what is not zero is not stored as zero, as `Format.encode` takes it.
+        keep_nonzero: where other numbers are not stored as zero, as in `Format.encode`.
         shape_of: from the shape of the parameter to that of the moment; None where they are the same.
-        unit: the name of the second moment whose root is its unit; "" for none.
+        unit: the name of the second moment with the root that is its unit; "" for none.
         feeds_back: whether the error of storing it is fed back.
-        second: the name of the second moment whose root bounds what is fed back; "" for no bound.
+        second: the name of the second moment with the root that bounds fed-back errors; "" for no bound.
         copies_weights: whether it is the weight, from which it starts.
         again: how the array of its codes is itself stored between the steps, under the same key (contract
-            S2); None where it is kept as it is. The rule goes on with its own values, and what storing again
-            adds has no feedback.
+            S2); None where it is kept as it is. The rule continues with its own values, and the error of
+            storing again has no feedback.
     """
 
     name: str
@@ -75,12 +75,12 @@ class StoredMoment:
 
     @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
-        """The words that `encode` reads; those of `store_state` come last."""
+        """The words that `encode` reads; the words of `store_state` come last."""
         return self._sources if self.again is None else self._sources + self.again.sources
 
     @functools.cached_property
     def _sources(self) -> tuple[WordSource, ...]:
-        """The words of one storage: none, one, or for dithered codes also those of the stored codes."""
+        """The words of one storage: none, one, or for dithered codes also the words of the stored codes."""
         if self.source is None:
             return ()
         if not self.format.dithered:
@@ -102,7 +102,7 @@ class StoredMoment:
         """Round `x` to the format, once; return codes, scales and their values.
 
         Args:
-            x: what is to be stored.
+            x: the moment to store.
             words: of each of the `sources`.
         """
         count = len(self._sources)

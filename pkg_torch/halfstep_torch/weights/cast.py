@@ -18,15 +18,15 @@ def cast_model(
     Rounds to nearest, once. Norms and embeddings are known by their classes, such as `LayerNorm`,
     `LlamaRMSNorm` or `Embedding`. "float32" leaves them as they are, and hooks give them float32 inputs and
     give their outputs back in bfloat16. "split16" casts them for the model, and the optimizer keeps 16
-    further bits of what it adds to them. Buffers stay as they are.
+    further bits of its updates. Buffers stay as they are.
 
     Args:
-        model: whose parameters are cast.
+        model: its parameters are cast.
         norms: "split16", "float32" or "bfloat16".
         embeddings: likewise.
 
     Returns:
-        Param groups, for any optimizer of this package: those of "split16" have that `param_storage`.
+        Param groups, for any optimizer of this package: groups of "split16" have that `param_storage`.
 
     Raises:
         ValueError: if a choice is none of the three, or a parameter that is to stay in float32 is shared with

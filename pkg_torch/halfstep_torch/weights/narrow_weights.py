@@ -53,7 +53,7 @@ class Compensate(WeightRule):
     def apply(
         self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
     ) -> tuple[Tensor, Arrays]:
-        """Return what `compensate` says (contract P4)."""
+        """Return the step of `compensate` (contract P4)."""
         s = u + compensation_of_step(XP, extra["compensation"].to(torch.float32), p, u, dtype)
         n = nearest(p + s, dtype)
         return n, {"compensation": round_value(s - (n - p), "bfloat16", None, saturate=True)}
@@ -87,14 +87,14 @@ def round_stochastically(seed: Seed = 0) -> Rule:
 def compensate() -> Rule:
     """Keep Kahan's compensation of each weight, in bfloat16, and add it to the update that follows.
 
-    With c what rounding lost so far: s = u + c, n = nearest(p + s); c becomes nearest(s - (n - p)). The link
+    With c the rounding error so far: s = u + c, n = nearest(p + s); c becomes nearest(s - (n - p)). The link
     emits n - p, or -0.0 for no change. A c above half a unit in the last place of p counts as 0: it is the
     error of the weight that was there before p was set. float32 weights pass through.
 
-    Rounds p + s to the dtype of p, and what that loses to bfloat16: 8 bits more than the weights have. The
-    rounding error of c is lost, which sets the limit. c grows to about 2^-8 of the weight, and what is under
-    2^-9 of c can vanish. Updates arrive to within 2 % from 2^-12 of the weight on. Those under about 2^-17
-    may stall, and those below 2^-18 do.
+    Rounds p + s to the dtype of p, and the error to bfloat16: 8 bits more than the weights have. The
+    rounding error of c is lost, which sets the limit. c grows to about 2^-8 of the weight, and parts under
+    2^-9 of c can vanish. Updates are applied to within 2 % from 2^-12 of the weight on. Updates under about
+    2^-17 may stall, and updates below 2^-18 do.
 
     State: `compensation`.
 

@@ -22,7 +22,7 @@ from halfstep_torch.storage.stored_moment import Arrays, Words
 
 
 class WeightRule(Link):
-    """How weights of 16 bits are stored; those of float32 pass through."""
+    """How weights of 16 bits are stored; float32 weights pass through."""
 
     last = True
 
@@ -40,17 +40,17 @@ class WeightRule(Link):
         return False
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
-        """Return the float32 weights that p and what is kept beside it stand for."""
+        """Return the float32 weights of p and the array beside it."""
         return p
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
-        """Return the model's weights, in float32, and what is kept beside them; without words, to nearest."""
+        """Return the model's weights, in float32, and the arrays beside them; without words, to nearest."""
         return nearest(w, dtype), {}
 
     def apply(
         self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
     ) -> tuple[Tensor, Arrays]:
-        """Return p after an update, and what is kept beside it."""
+        """Return p after an update, and the arrays beside it."""
         return self.store(self.join(p, extra, dtype) + u, dtype, words)
 
     def bind(self, caller: str, h: Values, info: ParamInfo) -> "BoundWeights | None":

@@ -46,7 +46,7 @@ class SplitParams(WeightRule):
         """Return the parts that `SplitWeight` makes, the first as the number that it shows."""
         bits, low = self._split(dtype).split(XP, w, words)
         bits = bits << 16
-        # What a cast makes of numbers out of range is the machine's own business: a sign is drawn down.
+        # A cast of numbers out of range depends on the machine, so a sign is shifted down.
         half = None if dtype == "bfloat16" else (bits >> 16).to(torch.int16).view(torch.float16)
         shown = bits.view(torch.float32) if half is None else half.to(torch.float32)
         return shown, {"extra_bits": low if self.extra_bits == 8 else (low << 16) >> 16}
@@ -89,7 +89,7 @@ def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Seque
 
     Rounds w + u to float32 and, where p and the bits cannot hold that, stochastically to what they can.
 
-    What `inner` keeps by default follows the weights that it sees: its moments are float32 unless
+    The state of `inner` follows its weights by default: its moments are float32 unless
     `mu_dtype` and `nu_dtype` say otherwise. State: `extra_bits`.
 
     Args:
@@ -126,7 +126,7 @@ def keep_master_params(inner: Chain | Rule) -> Chain:
     weight is not the rounded copy, the weight was changed since the last step (loaded, averaged, clamped).
     Then the step continues from that weight, and the copy follows.
 
-    What `inner` keeps by default follows the weights that it sees: its moments are float32 unless
+    The state of `inner` follows its weights by default: its moments are float32 unless
     `mu_dtype` and `nu_dtype` say otherwise. State: `master`.
 
     Args:
