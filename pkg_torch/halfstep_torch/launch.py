@@ -65,6 +65,7 @@ class Launch:
         self._kinds: dict[tuple, Batch] = {}
         self._groups: dict[int, tuple[ReadGroup, _Entries]] = {}
         self._numbers, self._key = {}, KnownKey(len(named))
+        self._states: tuple[list[Tensor], list] = [], []
         self._pairs: dict[int, ScaledStep | None] = {}  # by the id of a batch that is held
         self._scaled: dict[int, ScaledStep] = {}
         self._uses = optimizer._compile.uses
@@ -97,11 +98,9 @@ class Launch:
         self._choose(np.flatnonzero(self._has))
         self._set_steps(self._counts.next())
 
-    _states: tuple[list[Tensor], list, list]  # of all states, and of the chosen
-
     def _choose(self, places: np.ndarray) -> None:
         """Choose parameters, given their places among all of the launch."""
-        self._places, self._states = places, ([], [], [])
+        self._places, self._chosen_states = places, None
         chosen = np.zeros(len(self._listed), bool)
         chosen[places] = True
         parts: dict[int, Batch] = {}
@@ -163,13 +162,20 @@ class Launch:
         return True
 
     def _held(self, weights: Sequence[Tensor], states: Mapping[Tensor, Any]) -> list:
-        """Return the states of the chosen parameters. To look up a tensor takes longer than to compare."""
-        keys, values, held = self._states
+        """Return the states of the chosen parameters. To look up a tensor takes longer than to compare.
+
+        Raises:
+            LookupError: if a parameter that was stepped has no state any more, which must be free then.
+        """
+        keys, values = self._states
         same = len(keys) == len(states) and all(map(operator.is_, keys, states))
         if not same or not all(map(operator.is_, values, states.values())):
-            held = [*map(states.get, weights)]
-            self._states = [*states], [*states.values()], held
-        return held
+            if not all(self._listed[i] in states for i in np.flatnonzero(self._key.known)):
+                raise LookupError("the state of a parameter is gone")
+            self._states, self._chosen_states = ([*states], [*states.values()]), None
+        if self._chosen_states is None:
+            self._chosen_states = [*map(states.get, weights)]
+        return self._chosen_states
 
     def extend(self, optimizer: StateOwner, named: Parameters, scale: float | None) -> bool:
         """Add parameters that are new, if `holds` found nothing else; else return False."""

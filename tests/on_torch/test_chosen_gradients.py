@@ -1,6 +1,7 @@
 """Steps with another set of gradients each: experts of a mixture, dropped layers. Nothing is built again."""
 
 import random
+import weakref
 
 import pytest
 import torch
@@ -164,6 +165,17 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_user_changes_between_steps_is_seen(name):
     compared(OPTIMIZERS["groups"], CHANGES[name], compile="auto")
+
+
+def test_state_that_is_dropped_without_a_gradient_is_free_after_the_next_step():
+    params, optimizer = made(OPTIMIZERS["AdamW"])
+    for step in range(8):
+        give_some(params, step)
+        optimizer.step()
+    params[3].grad, params[4].grad = None, torch.ones_like(params[4])
+    array = weakref.ref(optimizer.state.pop(params[3])["exp_avg"])
+    optimizer.step()
+    assert array() is None
 
 
 def test_a_wrong_entry_of_a_group_is_refused_when_the_group_has_a_gradient():
