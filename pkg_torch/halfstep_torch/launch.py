@@ -234,36 +234,41 @@ class Launch:
             check_finite(optimizer._name, self.batches)
         self._numbers = attach_numbers(self.batches, measured, self._numbers)
         for batch in self.batches:
-            has_all = bool(batch.kernels) and None not in batch.kernels
-            if not has_all and optimizer._compile.wants(optimizer._name, batch.device):
-                self._find_kernels(optimizer, batch)
+            if not batch.kernels or None in batch.kernels:
+                self._find_kernels(optimizer)
+                break
         attach_keys(self._sharing)
 
-    def _find_kernels(self, optimizer: StateOwner, batch: Batch) -> None:
-        """Find the kernels of a batch that are built: two for all of it, or one for each stage."""
+    def _find_kernels(self, optimizer: StateOwner) -> None:
+        """Find the kernels that are built: two for all of a batch, or one for each stage."""
+        name, choice = optimizer._name, optimizer._compile
+        some = [batch for batch in self.batches if not batch.kernels or None in batch.kernels]
+        some = [batch for batch in some if choice.wants(name, batch.device)]
+        # Every compiler is started before the first is waited for.
+        asked = [self._kernels_of(batch) for batch in some]
+        for batch, kernels in zip(some, asked, strict=True):
+            found = [kernel if kernel and choice.has(name, kernel) else None for kernel in kernels]
+            if (pair := self._pairs[id(batch)]) is None:
+                batch.kernels = (batch.whole or batch).kernels = found
+            elif None not in found:
+                self._scaled[id(batch)] = pair
+
+    def _kernels_of(self, batch: Batch) -> Sequence[Kernel | None]:
+        """Return the kernels of a batch, which may not be built yet."""
         if id(batch) not in self._pairs:
             try:
                 self._pairs[id(batch)] = ScaledStep(batch)
             except NotScaling:
                 self._pairs[id(batch)] = None
-        if (pair := self._pairs[id(batch)]) is None:
-            whole = batch.whole or batch
-            whole.kernels = [self._kernel(optimizer, batch, k) for k in range(len(batch.plan.bounds))]
-            batch.kernels = whole.kernels
-        elif all([optimizer._compile.has(optimizer._name, kernel) for kernel in pair.kernels]):
-            self._scaled[id(batch)] = pair
-
-    def _kernel(self, optimizer: StateOwner, batch: Batch, k: int) -> Kernel | None:
-        """Return the kernel of a batch's k-th stage, once it is compiled."""
-        if batch.kernels and batch.kernels[k] is not None:
-            return batch.kernels[k]
-        stage = batch.plan.padded_stages[k]
-        if not stage.compiles:
-            return None
-        numbers, *_ = batch.stage_numbers(k).values()
-        incoming = torch.float32 if k else batch.grad_dtype
-        kernel = kernel_of(stage, number_places(tuple(numbers)), incoming, batch.device)
-        return kernel if optimizer._compile.has(optimizer._name, kernel) else None
+        if (pair := self._pairs[id(batch)]) is not None:
+            return pair.kernels
+        made = []
+        for k, stage in enumerate(batch.plan.padded_stages):
+            numbers, *_ = batch.stage_numbers(k).values()
+            incoming = torch.float32 if k else batch.grad_dtype
+            kernel = (stage, number_places(tuple(numbers)), incoming, batch.device)
+            made.append(kernel_of(*kernel) if stage.compiles else None)
+        return made
 
     def run(self) -> None:
         """Step the batches and count each when it ends: weights, state and counts change."""

@@ -151,12 +151,16 @@ def _recipe(name: str) -> str:
 
 
 def warm(names: Sequence[str]) -> int:
-    """Compile the steps of recipes ahead, for images and clusters; all recipes if none is named."""
+    """Compile the steps of recipes ahead, for images and clusters; all recipes if none is named.
+
+    Prints for each device the folder of kernels. On such a processor or GPU, a process that finds the folder
+    runs kernels from its first step on.
+    """
     machine = importlib.import_module(_MACHINES["torch"])
     for name in names or RECIPES:
         start = time.perf_counter()
-        kept = machine.warm(getattr(recipes, name))
-        print(f"{name}: {time.perf_counter() - start:.1f} s, {kept}", flush=True)
+        kept = "; ".join(machine.warm(getattr(recipes, name)))
+        print(f"{name}: {time.perf_counter() - start:.1f} s; {kept}", flush=True)
     return 0
 
 

@@ -1,13 +1,17 @@
 """`compile=`: kernels as soon as they are built, and plain steps where a compiler is missing or fails."""
 
 import logging
+import os
+import pathlib
 import signal
+import tempfile
 import threading
 import time
 
 import pytest
 import torch
 
+import halfstep.__main__ as command
 import halfstep_torch as hs
 from halfstep.kernels import build, trusted_files
 from halfstep_torch.engine import compile_choice
@@ -248,3 +252,54 @@ def test_a_rule_with_an_operation_without_a_form_takes_plain_steps_and_the_log_n
     caplog.set_level(logging.WARNING, "halfstep_torch")
     assert_same_snapshots(bits_after(True), bits_after(False))
     assert "there is no generated form of sqrt" in said(caplog)[0]
+
+
+@needs_compiler
+def test_all_compilers_are_started_before_one_is_waited_for(folder, monkeypatch):
+    events = []
+    for name in ("_start", "get"):
+        method = getattr(build.Library, name)
+
+        def noted(self, *args, name=name, method=method, **kwargs):
+            events.append(name)
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(build.Library, name, noted)
+    # Of vectors this recipe keeps other moments than of matrices.
+    params = [(f"w{axes}", torch.nn.Parameter(torch.zeros([64] * axes).bfloat16())) for axes in (1, 2)]
+    for _, p in params:
+        p.grad = torch.ones_like(p)
+    hs.AdamW(params, compile=True, recipe="eight_bit").step()
+    assert events[:3] == ["_start", "_start", "get"]
+
+
+@needs_compiler
+def test_the_command_stores_the_kernels_of_matrices_and_of_vectors(folder, monkeypatch, capsys):
+    assert command.main(["warm", "eight_bit"]) == 0
+    assert f"cpu: kept in {folder}" in capsys.readouterr().out
+    assert len(list(folder.glob("*.so"))) == 2
+    kernel_of.cache_clear()
+    # A compiler that was asked for now would be missed.
+    monkeypatch.setattr(
+        build.Library, "_start", lambda self, source: setattr(self, "problem", "a new kernel")
+    )
+    assert command.main(["warm", "eight_bit"]) == 0
+    with pytest.raises(RuntimeError, match="a new kernel"):
+        command.main(["warm", "four_bit"])
+
+
+@needs_compiler
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_another_user_loads_the_library_that_root_has_stored(monkeypatch):
+    with tempfile.TemporaryDirectory() as path:  # that of pytest is root's alone
+        pathlib.Path(path).chmod(0o755)
+        monkeypatch.setenv(build.FOLDER, f"{path}/kernels")
+        source = "int answer(void) { return 42; }"
+        assert build.Library(source).get(wait=True) is not None
+        if not (child := os.fork()):
+            os.setgid(12345)
+            os.setuid(12345)
+            library = build.Library(source).get(wait=False)
+            os._exit(library.answer() if library is not None else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 42

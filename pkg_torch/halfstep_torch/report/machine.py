@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import os
 import shutil
 
 import numpy as np
@@ -57,13 +58,21 @@ def final_weights(
     return parameter.detach().cpu().view(torch.int16).numpy().view(np.uint16)
 
 
-def warm(recipe: Arguments) -> str:
-    """Build AdamW's kernels of bfloat16 weights on a CPU; return in words where they are kept."""
-    parameter = torch.nn.Parameter(torch.zeros(256, 256, dtype=torch.bfloat16))
-    parameter.grad = torch.zeros_like(parameter)
-    optimizer = AdamW([("weight", parameter)], compile=True, **recipe)
-    optimizer.step()
-    kept = folder()
-    if kept is None:
-        return "built, and not kept: there is no folder that others cannot write"
-    return f"kept in {kept}: on this kind of processor steps run by kernels from the first one on"
+def warm(recipe: Arguments) -> list[str]:
+    """Build AdamW's kernels of bfloat16 weights for each device; return in words where they are kept.
+
+    A recipe may store moments of vectors otherwise than those of matrices.
+    """
+    said = []
+    for device in devices():
+        shapes = {"weight": (256, 256), "bias": (256,)}
+        params = {
+            name: torch.nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16, device=device))
+            for name, shape in shapes.items()
+        }
+        for p in params.values():
+            p.grad = torch.zeros_like(p)
+        AdamW(params.items(), compile=True, **recipe).step()
+        kept = folder() if device == "cpu" else os.environ.get("TRITON_CACHE_DIR", "~/.triton/cache")
+        said.append(f"{device}: " + (f"kept in {kept}" if kept else "built, and kept nowhere"))
+    return said
