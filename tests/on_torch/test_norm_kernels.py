@@ -77,29 +77,41 @@ def test_norms_of_other_weights_have_the_bits_of_plain_steps(name, dtype):
     assert_same_snapshots(ours, theirs)
 
 
-def test_a_step_calls_each_of_its_kernels_once(monkeypatch):
-    calls = []
+@pytest.fixture
+def calls(monkeypatch):
+    """The classes of kernels in the order of their calls."""
+    made, call = [], Kernel.__call__
 
-    def count(kind):
-        call = kind.__call__
+    def counted(self, *args, **kwargs):
+        made.append(type(self))
+        return call(self, *args, **kwargs)
 
-        def counted(self, *args, **kwargs):
-            calls.append(type(self))
-            return call(self, *args, **kwargs)
+    monkeypatch.setattr(Kernel, "__call__", counted)  # those of norms are called likewise
+    return made
 
-        monkeypatch.setattr(kind, "__call__", counted)
 
-    count(Kernel)  # and of the kernels of norms, which are called likewise
-    for name, made in (("Lamb and master", [NormKernel, Kernel]), ("clipping", [NormKernel, Kernel])):
-        params = parameters()
-        optimizer = MAKES[name](params, compile=True)
-        optimizer.step()
-        params[1][1].grad = None
-        optimizer.step()
-        params[1][1].grad = torch.ones_like(params[1][1])
-        calls.clear()
-        optimizer.step()
-        assert calls == made, name
+@pytest.mark.parametrize("name", ["Lamb and master", "clipping"])
+def test_a_step_calls_each_of_its_kernels_once(name, calls):
+    params = parameters()
+    optimizer = MAKES[name](params, compile=True)
+    optimizer.step()
+    params[1][1].grad = None
+    optimizer.step()
+    params[1][1].grad = torch.ones_like(params[1][1])
+    calls.clear()
+    optimizer.step()
+    assert calls == [NormKernel, Kernel]
+
+
+def test_muon_calls_one_kernel_before_the_factors_of_all_matrices_and_one_after(calls):
+    params = [(f"layers/{i}/weight", torch.nn.Parameter(torch.ones(64, 96).bfloat16())) for i in range(5)]
+    for _, p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = hs.Muon(params, lr=1e-2, compile=True)
+    optimizer.step()
+    calls.clear()
+    optimizer.step()
+    assert calls == [Kernel, Kernel]
 
 
 @pytest.mark.parametrize("name", ["Lamb16", "Lamb and master", "clipping"])
