@@ -5,8 +5,8 @@
 AdamW in float32 whose matrices are stored after every step in rows, a scale each, as `scaled` stores moments.
 Rounded stochastically alone, small updates arrive in the mean, with the noise of 8 bits. *Fed back*: what
 rounding leaves out of the weights, e = w - stored(w), goes into the momentum, from which later steps add it.
-Rows "int8, fed back" are `adamw(..., param_storage="int8")` of the library (contract A20), where the learning
-rate stands within the momentum. Rows "by ECO" have it outside of it, and divide by it:
+Rows "int8, fed back" are `adamw(..., param_storage="int8")` of the library (contract A20), where errors are
+divided by the rates that come. Rows "by ECO" divide by the rate of their own step:
 
     m <- m + (1 - 1 / b1) c1 (sqrt(v / c2) + eps) e / lr
 

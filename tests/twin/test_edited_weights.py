@@ -34,7 +34,7 @@ class InTorch:
     """A run of one optimizer, whose parameters are named by their edits."""
 
     def __init__(self, alias: str, storage: str, weights):
-        self.first = "lr_exp_avg" if storage == "int8" else FIRST.get(alias)
+        self.first = FIRST.get(alias)
         self.params = {name: torch.nn.Parameter(w) for name, w in _tensors(weights).items()}
         kind = TORCH[alias]
         given = options(kind.__init__, alias, param_storage=storage, compile=False)

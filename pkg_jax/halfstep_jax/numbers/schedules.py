@@ -67,7 +67,8 @@ def checked_peak_of(caller: str, schedule: Callable) -> np.floating | None:
     if peak is not None and peak < 0:
         raise ValueError(
             f"{caller}: the largest rate of the schedule learning_rate is {peak:.7g}, and "
-            'param_storage="feedback" divides by rates above 0. Negate the gradients, or use "stochastic".'
+            "feedback of rounding errors divides by rates above 0. Negate the gradients, or use another "
+            "param_storage."
         )
     return peak
 

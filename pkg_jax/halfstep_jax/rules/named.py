@@ -11,7 +11,6 @@ from halfstep.hyperparameters import Arguments, Scalar
 from halfstep.rule import Rule
 from halfstep.rules import trust_ratio, weight_decay
 from halfstep.rules.named import Named
-from halfstep.weight_storage import FED_BACK
 from halfstep_jax.numbers.schedules import checked_peak_of
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
@@ -30,8 +29,7 @@ def of_arguments(named: Named, arguments: Arguments) -> optax.GradientTransforma
     """Return the transform of a named optimizer, given the arguments of its alias."""
     storage = arguments["param_storage"]
     if whole := named.whole.get(storage):
-        if storage == FED_BACK:
-            arguments = {**arguments, "peak_lr": _peak_lr(named.alias, arguments)}
+        arguments = {**arguments, "peak_lr": _peak_lr(named.alias, arguments)}
         links = [*links_of(named.front, arguments), as_transform(whole(named.alias, arguments))]
         return links[0] if len(links) == 1 else optax.chain(*links)
     return with_param_storage(named.alias, storage, links_of(named, arguments), arguments["seed"])
@@ -39,7 +37,7 @@ def of_arguments(named: Named, arguments: Arguments) -> optax.GradientTransforma
 
 def _peak_lr(alias: str, arguments: Arguments) -> Scalar:
     """Return the largest learning rate of a run; infinite where it is not known: nothing is fed back then."""
-    rate, peak = arguments["learning_rate"], arguments["peak_lr"]
+    rate, peak, storage = (arguments[name] for name in ("learning_rate", "peak_lr", "param_storage"))
     if peak is not None:
         return peak
     if callable(rate):
@@ -47,7 +45,7 @@ def _peak_lr(alias: str, arguments: Arguments) -> Scalar:
     if isinstance(rate, jax.Array):
         say_once(
             f"{alias}: learning_rate is an array, as optax.inject_hyperparams makes it, and peak_lr is None. "
-            'So param_storage="feedback" feeds nothing back, and is as "stochastic". Pass peak_lr, the '
+            f'So param_storage="{storage}" feeds no rounding error of weights back. Pass peak_lr, the '
             "largest rate of the run; or a schedule, to inject_hyperparams with "
             "static_args=('learning_rate',)."
         )

@@ -146,7 +146,7 @@ class ReadGroup:
         entries = {**self.entries, "grad_scale": self.scale}
         if self.choices.schedule is not None:
             entries["lr"] = self.choices.rate(self.caller, self.index, self.entries)
-        if any(link.rule.rounds_weights for link in self.links):
+        if any(hasattr(link.rule, "peak_lr") for link in self.links):
             own = [getattr(link.rule, "peak_lr", None) or 0.0 for link in self.links]
             entries["peak_lr"] = max(self.choices.peak_lr(self.entries), *own)
         return [link.read(self.caller, entries) for link in self.links]

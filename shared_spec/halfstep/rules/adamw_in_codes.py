@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from halfstep.hyperparameters import Arguments, Scalar
+from halfstep.hyperparameters import Arguments, Scalar, check_bound
 from halfstep.rule import Rule, decay_rate, moment, number
-from halfstep.rules.fed_back import TINY, check_kept, check_whole
+from halfstep.rules.fed_back import AHEAD, check_kept, check_whole, share_of_errors
 from halfstep.rules.trust_ratio import without_feedback
 from halfstep.seeds import Seed
 from halfstep.storage.formats import DType
@@ -17,18 +17,15 @@ class AdamWInCodes(Rule):
     With t the count of steps, r_i = 1 / (1 - b_i^t), lr the learning rate, and p the weight:
 
         nu <- round((b2 nu) + ((1 - b2) (g g)))
-        v = (b1 mu) + (((1 - b1) lr) g);  root = sqrt((nu r2) + eps_root) + eps
-        w = p - (((v r1) / root) + ((lr weight_decay) p))
+        v = (b1 mu) + ((1 - b1) g);  root = sqrt((nu r2) + eps_root) + eps
+        w = p - (((v (r1 lr)) / root) + ((lr weight_decay) p))
         param <- q = round(w);  e = w - q
-        mu <- round(v - (back (root e))),  back = ((1 - b1) / b1) / r1
+        mu <- round(v - (root (back e))),  back as in `AdamWFedBack`, without the bound by a gap
 
-    In float32, each operation rounded once. Later steps add b1 / (1 - b1) times what `mu` has: here e, once.
-
-    The average includes the learning rate, so `mu` is in units of weights. A rate that changes then reaches
-    updates some 1 / (1 - b1) steps later; under a constant rate it is AdamW. AdamW applies the rate after the
-    average, so e would have to be divided by the rate. A rate that rises again from near 0 would then blow up
-    the errors that were fed back. A bound on these errors would be a bias, because stochastic errors of w are
-    small in one direction and large in the other direction.
+    In float32, each operation rounded once. Later steps add what `mu` has, times their rates: here e, once.
+    An error is divided by the rates that come, of which many are below a gap of 8 bits: so `mu` may have any
+    size. A bound on e would be a bias, because stochastic errors of w are small in one direction and large in
+    the other direction.
 
     The update leads from p to q: the float32 weights of the model are the numbers of the codes.
     """
@@ -42,6 +39,7 @@ class AdamWInCodes(Rule):
     eps: Scalar = number(1e-8)
     eps_root: Scalar = number(0.0)
     weight_decay: Scalar = number(0.0, schedule=True)
+    peak_lr: Scalar = number(None, check=check_bound, none=0.0, torch="peak_lr", owned=False)
     mu_dtype: DType = None
     nu_dtype: DType = None
     param_dtype: DType = INT8
@@ -49,7 +47,7 @@ class AdamWInCodes(Rule):
     nu_rounding: Rounding = "stochastic"
     param_rounding: Rounding = "stochastic"
     seed: Seed = 0
-    mu = moment(rate="b1", unit="nu", torch="lr_exp_avg", of_any_size=True)
+    mu = moment(rate="b1", unit="nu", torch="exp_avg", of_any_size=True)
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq")
     param = moment(copies_weights=True)
 
@@ -62,25 +60,23 @@ class AdamWInCodes(Rule):
             )
 
     def numbers(self, h, t, op):
-        """Return the inverse corrections of bias, the rate of new gradients, of decay, and of errors."""
-        r1, r2 = op.unbias((h.b1, t), (h.b2, t))
-        rest = 1 - h.b1
+        """Return the correction of bias of nu, the rates of averages and decay, and that of errors."""
+        r1, r2, later = op.unbias((h.b1, t), (h.b2, t), (h.b1, t + 1), steps=AHEAD)
         return {
-            "r1": r1,
             "r2": r2,
-            "ahead": rest * h.learning_rate,
+            "ahead": r1 * h.learning_rate,
             "decayed": h.learning_rate * h.weight_decay,
-            "back": (rest / op.maximum(h.b1, TINY)) / r1,
+            "back": share_of_errors(h.b1, h, t, op, False, later),
         }
 
     def update(self, g, p, n, m, op):
         """Return q - p; w - p where rounding is exact, and -0.0 where q is p."""
         root = op.sqrt(m.nu.round(op.ema(m.nu.value, g * g, n.b2)) * n.r2 + n.eps_root) + n.eps
-        v = n.b1 * m.mu.value + n.ahead * g
-        down = (v * n.r1) / root + n.decayed * p
+        v = op.ema(m.mu.value, g, n.b1)
+        down = (v * n.ahead) / root + n.decayed * p
         w = p - down
         q = m.param.round(w)
-        m.mu.round(v - n.back * (root * (w - q)))
+        m.mu.round(v - root * (n.back * (w - q)))
         return op.where(q == w, -down, op.where(q == p, -0.0, q - p))
 
 

@@ -58,7 +58,7 @@ def rate_that_rose(rate: float, largest: float, way_out: str) -> str:
     return (
         f"the learning rate is {rate:.4g}, more than {_ROSE} times the largest that was known "
         f"({largest:.4g}). "
-        'Under param_storage="feedback" earlier rounding errors come back larger than they were. '
+        "Rounding errors of weights that were fed back come back larger than they were. "
         f"{way_out}"
     )
 

@@ -18,6 +18,7 @@ from halfstep_spec.vectors import Case
 NOTES = {
     "Grid": "ways to store the moments beside weights in codes",
     "Small": "an array too small for codes: its weights are float32, and nothing is fed back",
+    "Rising": "few steps, and a rate below the largest of the run: coming rates are taken to rise on a line",
     "Brief": "hardly any momentum",
     "Still": "a learning rate of 0: nothing is divided by it",
     "Late": "a long run",
@@ -40,6 +41,7 @@ def cases() -> list[Case]:
         (_RULE(param_dtype=scaled("int8", "row", scale="fine")), (4, 6), 0, 1e-3, ("Small",)),
         (_RULE(b1=2.0**-10), (4, 6), 0, 1e-3, ("Brief",)),
         (_RULE(), (4, 6), 3, 0.0, ("Still",)),
+        (_RULE(peak_lr=1e-2), (4, 6), 2, 1e-3, ("Rising",)),
         (_RULE(b2=0.95, mu_dtype="bfloat16"), (4, 6), 1_000_000, 1e-6, ("Late",)),
         (_RULE(mu_dtype=_RELATIVE, nu_dtype=_UROOT8), (4, 6), 0, 1e-3, ("Empty",)),
         (_RULE(mu_dtype=_RELATIVE4, nu_dtype=_UROOT8), (4, 6), 0, 1e-3, ("Empty",)),

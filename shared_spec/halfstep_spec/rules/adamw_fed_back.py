@@ -20,20 +20,14 @@ _TINY, _SMALLEST = np.float32(2.0**-100), np.float32(2.0**-20)
 
 
 @dataclasses.dataclass(frozen=True)
-class FedBackRule(Rule):
-    """A whole step: it rounds weights, and adds the rounding error to the first moment (P9).
+class ReturningRule(Rule):
+    """A whole step in which the rounding error of weights is added to the first moment.
 
     Attributes:
         coming: the rates of the `AHEAD` steps that follow; None where no schedule gives them.
     """
 
     coming: np.ndarray | None = dataclasses.field(default=None, init=False, compare=False)
-
-    def step(self, g, state, leaf, p=None, weight=None):
-        """Do as `Rule.step`; without a `weight`, for float32 weights, which are not rounded."""
-        if weight is None:
-            weight = StepWeight(np.asarray(p, np.float32), "float32", None)
-        return super().step(g, state, leaf, p, weight)
 
     def back(self, decay: float, count: int, unbias: np.ndarray, nesterov: bool) -> np.float32:
         """Return the factor of an error, so that later steps with this decay rate take it back once.
@@ -66,6 +60,17 @@ class FedBackRule(Rule):
         rule = copy.copy(self)
         object.__setattr__(rule, "coming", coming)
         return rule
+
+
+@dataclasses.dataclass(frozen=True)
+class FedBackRule(ReturningRule):
+    """A whole step that rounds the weights of the model itself (P9)."""
+
+    def step(self, g, state, leaf, p=None, weight=None):
+        """Do as `Rule.step`; without a `weight`, for float32 weights, which are not rounded."""
+        if weight is None:
+            weight = StepWeight(np.asarray(p, np.float32), "float32", None)
+        return super().step(g, state, leaf, p, weight)
 
     @staticmethod
     def emitted(p: np.ndarray, down: np.ndarray, w: np.ndarray, q: np.ndarray) -> np.ndarray:

@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 
 from halfstep_spec.numbers.moments import bias_correction, ema
-from halfstep_spec.rule import Moment, Rule, moment
+from halfstep_spec.rule import Moment, moment
+from halfstep_spec.rules.adamw_fed_back import AHEAD, ReturningRule
 from halfstep_spec.rules.step import Links, Step, StepState
 from halfstep_spec.storage.formats import Format
 from halfstep_spec.storage.state_dtypes import scaled
 
 
 @dataclasses.dataclass(frozen=True)
-class AdamWInCodes(Rule):
+class AdamWInCodes(ReturningRule):
     """The whole step of AdamW on weights in codes; the rounding error is added to the first moment.
 
     Attributes:
+        peak_lr: the largest learning rate of the run, as far as it is known; 0 for that of this step.
         param_dtype: of the weights; arrays that are too small for it are float32.
     """
 
@@ -27,6 +29,7 @@ class AdamWInCodes(Rule):
     eps: float = 1e-8
     eps_root: float = 0.0
     weight_decay: float = 0.0
+    peak_lr: float = 0.0
     mu_dtype: str | Format = "float32"
     nu_dtype: str | Format = "float32"
     param_dtype: str | Format = scaled("int8", "row", scale="fine")  # noqa: RUF009
@@ -39,22 +42,23 @@ class AdamWInCodes(Rule):
     param: Moment = moment()
 
     def corrections(self, count: int) -> Mapping[str, Any]:
-        """Return the five numbers of a step."""
-        one, lr, b1 = np.float32(1), np.float32(self.learning_rate), np.float32(self.b1)
+        """Return the four numbers of a step."""
+        one, lr = np.float32(1), np.float32(self.learning_rate)
         r1, r2 = (one / bias_correction(b, count) for b in (self.b1, self.b2))
-        back = ((one - b1) / max(b1, np.float32(2.0**-100))) / r1
+        unbias = one / np.array([bias_correction(self.b1, count + 1 + k) for k in range(AHEAD)])
         decayed = lr * np.float32(self.weight_decay)
-        return {"r1": r1, "r2": r2, "ahead": (one - b1) * lr, "decayed": decayed, "back": back}
+        back = self.back(self.b1, count, unbias, False)
+        return {"r2": r2, "ahead": r1 * lr, "decayed": decayed, "back": back}
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
         """Return the update that leads to the stored weights; the formula is in the contract."""
         assert p is not None
         root = np.sqrt((moments.nu.round(ema(moments.nu.value, g * g, n.b2)) * n.r2) + n.eps_root) + n.eps
-        v = (n.b1 * moments.mu.value) + (n.ahead * g)
-        down = ((v * n.r1) / root) + (n.decayed * p)
+        v = ema(moments.mu.value, g, n.b1)
+        down = ((v * n.ahead) / root) + (n.decayed * p)
         w = p - down
         q = moments.param.round(w)
-        moments.mu.round(v - (n.back * (root * (w - q))))
+        moments.mu.round(v - (root * (n.back * (w - q))))
         return np.where(q == w, -down, np.where(q == p, np.float32(-0.0), q - p))
 
 
