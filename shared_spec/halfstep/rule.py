@@ -73,7 +73,6 @@ class Moment:
     copies_weights: bool = False
     of_any_size: bool = False
     stored_first: bool = False
-    takes_errors: bool = False
 
     def shape_for(self, caller: str, weight: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the moment of a weight; refuse what is none."""
@@ -156,7 +155,6 @@ def moment(
     copies_weights: bool = False,
     of_any_size: bool = False,
     stored_first: bool = False,
-    takes_errors: bool = False,
 ) -> Moment:
     """Declare an array that a rule keeps between steps; it starts as zeros.
 
@@ -188,7 +186,6 @@ def moment(
         of_any_size: whether its numbers may be of any size, so that formats of a fixed range are refused.
         stored_first: whether the update is made of what is stored, so that formats of which it is made before
             are refused.
-        takes_errors: whether errors of rounding weights are added to it, for which 4 bits have no room.
     """
     return Moment(**locals())
 

@@ -121,6 +121,8 @@ class StepMoment:
     @property
     def room(self) -> int:
         """The power of two of roots by which an error of one gap of a weight moves the moment at most."""
+        if self._format.codes.packed:
+            return -1
         return 1 if _is_bounded(self._format) else 4
 
     def inverse_root(self, x: np.ndarray) -> np.ndarray:

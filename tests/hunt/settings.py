@@ -136,14 +136,7 @@ _KINDS_OF = {
     "rms": {"nu_dtype": SECOND},
     "adafactor": {"nu_dtype": SECOND},
     "schedule_free": {"nu_dtype": SECOND, "lead_dtype": SIGNED},
-    "adamw_fed_back": {
-        "mu_dtype": [
-            *formats(lambda codes: codes.signed and not codes.packed),
-            *(fmt for fmt in FINE if fmt[1] != "int4"),
-            *FIXED,
-        ],
-        "nu_dtype": SECOND,
-    },
+    "adamw_fed_back": {"mu_dtype": [*SIGNED, *FINE, *FIXED], "nu_dtype": SECOND},
     "sgd_fed_back": {"accumulator_dtype": SIGNED},
     "adamw_in_codes": {
         "mu_dtype": [fmt for fmt in (*SIGNED, *FINE) if fmt != "float16"],

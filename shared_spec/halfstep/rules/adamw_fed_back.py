@@ -35,9 +35,9 @@ class AdamWFedBack(Rule):
     `mu` is an average of gradients, as AdamW's, and nothing else is kept.
 
     Neither bound of `back` depends on e, so that what is fed back is right on average. K is 16 roots of nu;
-    it is 2 where `mu` has 8 bits without a scale. 4 bits are refused. A schedule gives the rates of s. Where
-    there is none, they are taken to rise on a line up to `peak_lr`, the largest rate of the run, of which
-    then a quarter divides. With an infinite `peak_lr` nothing is fed back.
+    it is 2 where `mu` has 8 bits without a scale, and 1/2 where it has 4 bits. A schedule gives the rates of
+    s. Where there is none, they are taken to rise on a line up to `peak_lr`, the largest rate of the run, of
+    which then a quarter divides. With an infinite `peak_lr` nothing is fed back.
 
     Float32 weights are not rounded: their step is AdamW's.
     """
@@ -59,7 +59,7 @@ class AdamWFedBack(Rule):
     nu_rounding: Rounding = "stochastic"
     nesterov: bool = False
     seed: Seed = 0
-    mu = moment(rate="b1", unit="nu", torch="exp_avg", takes_errors=True)
+    mu = moment(rate="b1", unit="nu", torch="exp_avg")
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq", stored_first=True)
 
     def numbers(self, h, t, op):

@@ -90,12 +90,6 @@ def check_format(caller: str, moment: Moment, fmt: Format) -> None:
         _check_amplified(caller, argument, fmt)
     if moment.copies_weights:
         check_codes(caller, argument, fmt)
-    if moment.takes_errors and fmt.packed:
-        raise ValueError(
-            f"{caller}: {argument}={fmt.text} has no room for errors of rounding weights, which "
-            'param_storage="feedback" adds: runs end farther from float32 than without it. '
-            'Use recipe="eight_bit", or param_storage="stochastic".'
-        )
     if moment.stored_first and fmt.has_inverse_root:
         raise ValueError(
             f"{caller}: {argument}={fmt.dtype} makes updates of moments before they are stored, and weights "
@@ -121,8 +115,10 @@ def check_codes(caller: str, argument: str, fmt: Format) -> None:
 def room_for_errors(fmt: Format) -> int:
     """Return the power of two that is the number of roots by which an error of one gap moves mu at most.
 
-    Codes with an end that does not move have room for 2 (contract A21).
+    Codes of 4 bits have room for half a root, those with an end that does not move for 2 (contract A21).
     """
+    if fmt.packed:
+        return -1
     return 1 if fmt.family == "fixed" else 4
 
 

@@ -39,6 +39,7 @@ def cases() -> list[Case]:
     both: dict[str, Any] = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
     halves: dict[str, Any] = {"mu_dtype": "bfloat16", "nu_dtype": "ufloat16_e7m9"}
     eights: dict[str, Any] = {"mu_dtype": relative("int8", 4, **_SIZES), "nu_dtype": _UROOT8}
+    fours: dict[str, Any] = {"mu_dtype": relative("int4", 4, **_SIZES), "nu_dtype": _UROOT8}
     rows = [
         (_RULE(**both), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**both), "float16", 0, 1e-3, ("Grid",)),
@@ -47,6 +48,7 @@ def cases() -> list[Case]:
         (_RULE(**_ONE_BYTE), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**eights), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**halves), "bfloat16", 0, 1e-3, ("Grid",)),
+        (_RULE(**fours), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**both, nesterov=True), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**both), "bfloat16", 1_000_000, 1e-6, ("Small",)),
         (_RULE(**both), "float16", 1_000_000, 1e-6, ("Small",)),

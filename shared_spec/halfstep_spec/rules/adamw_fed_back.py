@@ -12,7 +12,6 @@ from halfstep_spec.numbers.random_words import Role, next_step, random_words
 from halfstep_spec.rule import Moment, Rule, StepWeight, moment
 from halfstep_spec.rules.step import Step, StepState
 from halfstep_spec.storage.formats import Format
-from halfstep_spec.storage.state_dtypes import as_format
 from halfstep_spec.weights.weight_rule import NearestWeights, apply_updates
 
 AHEAD = 128
@@ -101,10 +100,6 @@ class AdamWFedBack(FedBackRule):
     seed: int = 0
     mu: Moment = moment("b1", unit="nu")
     nu: Moment = moment("b2", signed=False)
-
-    def __post_init__(self):
-        if as_format(self.mu_dtype).codes.packed:
-            raise ValueError("AdamWFedBack: codes of 4 bits have no room for errors of rounding weights.")
 
     def corrections(self, count: int) -> Mapping[str, Any]:
         """Return the numbers of a step."""
