@@ -82,10 +82,10 @@ def in_kernels(times: list[float], *, run: bool = True) -> Iterator[None]:
     """Add up the processor time in kernels in the last item of `times`; or do not `run` them."""
     call = CKernel.__call__
 
-    def timed(self: CKernel, *arguments: Any) -> None:
+    def timed(self: CKernel, *arguments: Any, **options: Any) -> None:
         start = time.process_time()
         if run:
-            call(self, *arguments)
+            call(self, *arguments, **options)
         times[-1] += time.process_time() - start
 
     with unittest.mock.patch.object(CKernel, "__call__", timed):
