@@ -12,6 +12,7 @@ MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
     *("transformer", "compile_time", "gpu", "bridge", "distributed", "long_run"),
     *("rules", "muon", "muon_peers", "low_weights", "host_time", "fine_tuning", "monitor_cost"),
+    "unknown_rates",
 )
 EXAMPLES = ("recipe", "text", "train_flax", "train_torch")
 pytestmark = pytest.mark.slow
@@ -305,3 +306,13 @@ def test_host_time_counts_calls_of_ours_and_of_peers(run):
     assert rows.keys() == host_time.ROWS.keys()
     assert 0 < rows["compiled"]["of the house"] < rows["compiled"]["calls"]
     assert rows["torch fused"]["of the house"] == 0 < rows["torch fused"]["calls"]
+
+
+def test_errors_fed_back_at_unknown_rates_end_no_farther_than_stochastic_ones(run):
+    """20 kinds of gradients under 6 schedules that rise: with 256 weights of each a ratio is known to 6 %."""
+    import unknown_rates
+
+    rows = unknown_rates.cells("adamw", 1e-3, size=256, known=False)
+    largest = {row["schedule"]: float(unknown_rates.ratios(row).max()) for row in rows}
+    assert len(largest) == 6
+    assert max(largest.values()) < 1
