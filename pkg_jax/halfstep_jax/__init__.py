@@ -61,6 +61,7 @@ from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.relative import relative
 from halfstep_jax.storage.state_dtypes import codebook, scaled
 from halfstep_jax.transform import as_transform
+from halfstep_jax.update_params import update_params
 from halfstep_jax.weight_averages import EmaParamsState, ema_params
 from halfstep_jax.weights.cast import cast_params
 from halfstep_jax.weights.cast_updates import cast_updates
@@ -170,6 +171,7 @@ __all__ = [
     "stored_params",
     "to_optax",
     "trace",
+    "update_params",
 ]
 name_by_package(globals(), __all__)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from halfstep_jax.leaf_calls import Tree
+from halfstep_jax.leaf_calls import LaterArray, Tree
 
 HELD_BY_FLOAT32 = ("float32", "bfloat16", "float16")
 # Links round float64 to float32 when they read it, to nearest (contract P6).
@@ -323,7 +323,7 @@ def _checked(caller: str, name: str, update):
             f"{caller}: the update of {quoted(name)} is {dtype}; updates are {_one_of(_TAKEN)}. "
             f"{_way_out(jnp.asarray(update))}"
         )
-    return jnp.asarray(_narrowed(update))
+    return update if isinstance(update, LaterArray) else jnp.asarray(_narrowed(update))
 
 
 def _narrowed(x):

@@ -25,7 +25,7 @@ from halfstep.storage.moment_formats import (
     check_unit,
     kept_wide,
 )
-from halfstep_jax.leaf_calls import Tree, call_per_shape
+from halfstep_jax.leaf_calls import Tree, call_for_leaf, call_per_shape, may_wait, value_of, waiting_calls
 from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report, say_what_is_not_checked
 from halfstep_jax.meshes.placement import placed_as
@@ -146,7 +146,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
             us = leaves.widened(us)
         return us, _state(rule, count, state.seed, trees, state.formats)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return may_wait(optax.GradientTransformationExtraArgs(init, update))
 
 
 def transform_of(
@@ -189,10 +189,14 @@ def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):
     zero, form = shared_zero(), static_form(rule)
     if rule.scope == "all":
         here = [i for i, g in enumerate(leaves.values) if g is not None]
-        gs, ps = (tuple(column[i] for i in here) for column in (leaves.values, weights))
+        gs, ps = (tuple(value_of(column[i]) for i in here) for column in (leaves.values, weights))
         made = dict(zip(here, _update_all(form, zero, numbers, gs, ps), strict=True))
         return leaves.treedef.unflatten([made.get(i) for i in range(len(leaves.values))])
-    return leaves.map(lambda g, p: call_per_shape(_update, form, zero, numbers, g, p), weights)
+    if rule.scope != "elementwise":
+        return leaves.map(lambda g, p: call_per_shape(_update, form, zero, numbers, g, p), weights)
+    return leaves.map(
+        lambda g, p: call_for_leaf(_update, form, (zero, numbers), (g, p), _in_float32(g)), weights
+    )
 
 
 def _with_moments(
@@ -215,12 +219,26 @@ def _with_moments(
     rows = [
         (None, *encoded)
         if g is None
-        else call_per_shape(_step, static, keys, before, index, numbers, g, p, tuple(encoded))
+        else _called(static, (keys, before, index, numbers), (g, p, tuple(encoded)))
         for index, g, p, *encoded in zip(indices, leaves.values, weights, *columns, strict=True)
     ]
     us, *columns = leaves.unzip(1 + len(stored), rows)
     trees = zip(stored.items(), columns, strict=True)
     return us, {name: moment.split_tree(column) for (name, moment), column in trees}
+
+
+def _called(static: tuple, given: tuple, arrays: tuple) -> tuple:
+    """Return the step of a leaf, which may wait for that of the others."""
+    rule, stored = static
+    if rule.scope != "elementwise" or any(moment.field.shape is not None for _, moment in stored):
+        return call_per_shape(_step, static, *given, *arrays)
+    g, _, encoded = arrays
+    cuts = tuple(moment.cut_of(old, g.shape) for (_, moment), old in zip(stored, encoded, strict=True))
+    return call_for_leaf(_step, static, given, arrays, (_in_float32(g), *encoded), cuts)
+
+
+def _in_float32(x) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, jnp.float32)
 
 
 def _op(rule: Rule, zero: jax.Array) -> JaxOp:
@@ -404,5 +422,6 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees, optax.EmptyState())
         return _with_moments(tried, stored, leaves, [p], [None], numbers, state, count)
 
-    with known_shards({}), unshared_keys():  # The rule may be made inside `jax.shard_map`, or an alias.
+    # The rule may be made inside `jax.shard_map`, or an alias.
+    with known_shards({}), unshared_keys(), waiting_calls(None):
         jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight, given)

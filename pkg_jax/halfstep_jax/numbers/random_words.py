@@ -25,7 +25,7 @@ from halfstep.random_words import (
     word_role,
 )
 from halfstep.storage.blocks import BlockSize, block_layout
-from halfstep_jax.leaf_calls import call_per_shape
+from halfstep_jax.leaf_calls import call_per_shape, given_places
 from halfstep_jax.numbers.arrays import JaxArrays
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.xla.exact import opaque_zero
@@ -226,8 +226,11 @@ def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
 def _block_words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     """Return k1 + k0 times the index of each block's first element, given shape, shard and block size."""
     shape, shard, block_size = elements
+    leading, run, block = block_layout(shape, block_size)
+    if (places := given_places()) is not None:
+        firsts = jnp.broadcast_to(places.firsts[block][..., None], (*leading, run // block, block))
+        return firsts.reshape(shape) * k0 + k1
     hi, lo = _index(shape, 0, shard)
-    leading, _, block = block_layout(shape, block_size)
     axes = len(leading)
     # Blocks of a shard are whole, so that a place in one is the same in the shard as in the whole array.
     _, within = _index((1,) * axes + shape[axes:], 0)
@@ -245,6 +248,8 @@ def _index(shape: tuple[int, ...], offset: int, shard: Shard | None = None):
     is the same for all, and None where that is 0: always, but for more than 2^32 elements or an offset near
     a multiple of that.
     """
+    if (places := given_places()) is not None:
+        return None, places.index
     whole = whole_shape(shard, shape)
     size = math.prod(whole)
     hi, lo = (jnp.uint32(offset // 2**32) if offset // 2**32 else None), None

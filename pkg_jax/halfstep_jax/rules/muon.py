@@ -28,7 +28,7 @@ from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
-from halfstep_jax.leaf_calls import Tree
+from halfstep_jax.leaf_calls import Tree, value_of, waiting_calls
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.meshes.placement import cut_as, whole_along
 from halfstep_jax.numbers.hyperparameters import check_static
@@ -270,7 +270,9 @@ def _of_matrices(axes: MatrixAxes, tx: optax.GradientTransformationExtraArgs):
 
     def update(updates, state, params=None, **extra_args):
         check(updates)
-        factors, after = tx.update(updates, state, params, **extra_args)
+        updates = jax.tree.map(value_of, updates)
+        with waiting_calls(None):
+            factors, after = tx.update(updates, state, params, **extra_args)
         for (name, g), (_, factor) in zip(named_leaves(updates), named_leaves(factors), strict=True):
             if not isinstance(factor, Tracer) and not bool(jnp.isfinite(factor).all()):
                 what, cure = "momentum", "Go on from a state from before it"

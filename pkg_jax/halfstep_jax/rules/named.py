@@ -11,6 +11,7 @@ from halfstep.hyperparameters import Arguments, Scalar
 from halfstep.rule import Rule
 from halfstep.rules import trust_ratio, weight_decay
 from halfstep.rules.named import Named
+from halfstep_jax.leaf_calls import may_wait
 from halfstep_jax.numbers.schedules import checked_peak_of
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
@@ -31,7 +32,7 @@ def of_arguments(named: Named, arguments: Arguments) -> optax.GradientTransforma
     if whole := named.whole.get(storage):
         arguments = {**arguments, "peak_lr": _peak_lr(named.alias, arguments)}
         links = [*links_of(named.front, arguments), as_transform(whole(named.alias, arguments))]
-        return links[0] if len(links) == 1 else optax.chain(*links)
+        return links[0] if len(links) == 1 else may_wait(optax.chain(*links))
     return with_param_storage(named.alias, storage, links_of(named, arguments), arguments["seed"])
 
 

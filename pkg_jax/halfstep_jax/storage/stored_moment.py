@@ -14,6 +14,7 @@ import optax
 from halfstep.random_words import role_of, word_role
 from halfstep.rule import Moment
 from halfstep.storage import state_dtypes as shared
+from halfstep.storage.blocks import block_layout
 from halfstep.storage.moment_formats import (
     AMPLIFIED,
     check_format,
@@ -213,6 +214,13 @@ class StoredMoment:
         if self.asked_for is None or small:
             return as_format(self.caller, self.dtype_name, encoded.codes.dtype)
         return self.asked_for
+
+    def cut_of(self, encoded: Encoded, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return the length of a block and of a run of what is stored; (0, 0) without scales."""
+        if encoded.scale is None:
+            return 0, 0
+        _, run, block = block_layout(shape, self.format_of(encoded).block_size)
+        return block, run
 
     def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, str]:
         """Return how the moment of a weight of `shape` is stored, and whether it is rounded stochastically.

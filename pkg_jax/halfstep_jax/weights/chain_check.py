@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from halfstep.hyperparameters import Arguments
-from halfstep_jax.leaf_calls import Tree
+from halfstep_jax.leaf_calls import Tree, may_wait
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import checked_chain
 from halfstep_jax.watched_updates import WatchedUpdates, is_wide, watching
@@ -86,7 +86,7 @@ def chain(
         with checked_chain():
             return tx.init(params)
 
-    return optax.GradientTransformationExtraArgs(init, tx.update)
+    return may_wait(optax.GradientTransformationExtraArgs(init, tx.update), links)
 
 
 def check_chain(tx: optax.GradientTransformation, params: Tree, **extra_args: object) -> None:

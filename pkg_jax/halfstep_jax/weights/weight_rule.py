@@ -14,7 +14,7 @@ from jax import lax
 
 from halfstep.random_words import Role, leaf_id
 from halfstep.seeds import Seed
-from halfstep_jax.leaf_calls import Tree, call_per_shape
+from halfstep_jax.leaf_calls import Tree, call_for_leaf, may_wait
 from halfstep_jax.leaves import WITHOUT_PARAMS, Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report, say_what_is_not_checked
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
@@ -142,7 +142,8 @@ def weight_transform(
         us = watched(rule.name, leaves, weights, given.widened(us, params))
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    return may_wait(tx) if inner is None else tx
 
 
 def param_keys(leaves: Leaves, seed: jax.Array | np.ndarray, count) -> LeafKeys:
@@ -157,7 +158,9 @@ def apply_to_leaves(rule: WeightRule, leaves: Leaves, weights: list, extras: lis
     parts = shards(rule.name, leaves.names, leaves.values)
     indices = [None] * len(weights) if keys is None else keys.indices(parts)
     rows = [
-        (None, extra) if u is None else call_per_shape(_apply_to_leaf, rule, zero, keys, index, u, p, extra)
+        (None, extra)
+        if u is None
+        else call_for_leaf(_apply_to_leaf, rule, (zero, keys, index), (u, p, extra), (_in_float32(u), extra))
         for index, u, p, extra in zip(indices, leaves.values, weights, extras, strict=True)
     ]
     return leaves.unzip(2, rows)
@@ -180,7 +183,14 @@ def _wide(rule: WeightRule, leaves: Leaves, weights: list, extras: list) -> list
     """Return the float32 weights that `inner` sees, for leaves with an update."""
     rows = zip(leaves.values, weights, extras, strict=True)
     join = type(rule).join
-    return [p if u is None or is_wide(p) else call_per_shape(join, rule, p, extra) for u, p, extra in rows]
+    return [
+        p if u is None or is_wide(p) else call_for_leaf(join, rule, (), (p, extra), _in_float32(p))
+        for u, p, extra in rows
+    ]
+
+
+def _in_float32(x) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, jnp.float32)
 
 
 def _first_extras(rule: WeightRule, params):

@@ -7,6 +7,7 @@ import jax
 import optax
 
 from halfstep.weight_storage import ParamStorage, check_param_storage
+from halfstep_jax.leaf_calls import may_wait
 from halfstep_jax.leaves import check_states
 from halfstep_jax.numbers.shared_keys import with_shared_keys
 from halfstep_jax.weights.narrow_weights import compensate, round_stochastically
@@ -77,4 +78,4 @@ def with_param_storage(
         return tx
     parts = {"nearest": 0, "stochastic": 1, "compensated": 1}
     count = len(links) + parts[param_storage] if param_storage in parts else 0
-    return with_shared_keys(tx, functools.partial(check_states, caller, count=count))
+    return may_wait(with_shared_keys(tx, functools.partial(check_states, caller, count=count)))

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from halfstep.arrays import Array
+from halfstep_jax.leaf_calls import given_places
 from halfstep_jax.xla.primitives import elementwise, type_of_first
 
 _MINUS_ZERO = np.float32(-0.0).view(np.uint32)
@@ -29,6 +30,8 @@ def opaque_zero(word: jax.Array | None = None) -> jax.Array:
 
     Source: ours.
     """
+    if given_places() is not None:
+        return jnp.uint32(0)
     if word is None:
         # Two turns; a single one would be folded. The operation after the loop is in front of every kernel
         # that reads it, and so the loop's result among the last operands of all: they stay one program.

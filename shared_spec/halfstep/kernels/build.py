@@ -65,10 +65,10 @@ class Library:
         problem: why there is no library; "" if there is one, or may be one soon.
     """
 
-    def __init__(self, source: str) -> None:
-        """Find the library, or start the compiler."""
+    def __init__(self, source: str, options: tuple[str, ...] = ()) -> None:
+        """Find the library, or start the compiler, with further options."""
         self.problem = ""
-        name = hashlib.sha256("\0".join([source, *flags(), _processor()]).encode()).hexdigest()[:32]
+        name = hashlib.sha256("\0".join([source, *flags(), *options, _processor()]).encode()).hexdigest()[:32]
         kept = folder()
         self._path = kept / f"{name}.so" if kept else None
         self._loaded: ctypes.CDLL | None = None
@@ -76,7 +76,7 @@ class Library:
         if self._path is not None and trusted_files.read(self._path) is not None:
             self._load(self._path)
         else:
-            self._start(source)
+            self._start(source, options)
 
     def _load(self, path: pathlib.Path) -> None:
         try:
@@ -84,11 +84,11 @@ class Library:
         except OSError as error:
             self.problem = f"the library cannot be loaded ({error})"
 
-    def _start(self, source: str) -> None:
+    def _start(self, source: str, options: tuple[str, ...]) -> None:
         try:
             self._work = pathlib.Path(tempfile.mkdtemp(prefix="halfstep_"))
             (self._work / "kernel.c").write_text(source)
-            command = [find_cc() or "cc", *flags(), "kernel.c", "-o", "kernel.so"]
+            command = [find_cc() or "cc", *flags(), "kernel.c", *options, "-o", "kernel.so"]
             with (self._work / "errors").open("wb") as errors:
                 # A session of its own: an interrupt of the training does not reach the compiler.
                 self._compiler = subprocess.Popen(

@@ -3,7 +3,7 @@
 TYPES = {
     "float32": "float", "int32": "i32", "uint8": "u8", "bool": "bool", "bfloat16": "u16",
     "int16": "i16", "float16": "u16", "int64": "i64", "int8": "i8",
-    "float8_e4m3fn": "u8", "float8_e5m2": "u8",
+    "float8_e4m3fn": "u8", "float8_e5m2": "u8", "float8_e3m4": "u8", "uint16": "u16",
 }  # fmt: skip
 HEAD = r"""
 #include <math.h>

@@ -1,0 +1,33 @@
+"""The calls of leaves that wait, computed together: by custom calls on a CPU, if there are kernels."""
+
+from collections.abc import Sequence
+
+import jax
+
+from halfstep_jax.kernels.call import has_primitive, run_together
+from halfstep_jax.kernels.library import kernel_of, unavailable
+from halfstep_jax.kernels.program import LeafStep, leaf_steps
+from halfstep_jax.leaf_calls import LaterArray, LeafCall, Tree, value_of
+
+
+def why_not_together() -> str:
+    """Return why leaves are computed one by one here, or ""."""
+    if jax.default_backend() != "cpu":
+        return f"the device is a {jax.default_backend()}"
+    if not jax.sharding.get_abstract_mesh().empty:
+        return "the mesh has explicit or manual axes"
+    return unavailable() or ("" if has_primitive() else "this version of JAX has no such primitives")
+
+
+def finished(calls: Sequence[LeafCall], made: Tree) -> Tree:
+    """Return what a step has made, with the values of the calls that waited."""
+    waiting = [x for x in jax.tree.leaves(made) if isinstance(x, LaterArray) and x.value is None]
+    groups: dict[tuple, list[LeafStep]] = {}
+    for step in leaf_steps(calls, waiting):
+        shared = tuple(map(id, step.numbers)), tuple(map(id, step.keys))
+        groups.setdefault((step.program, shared), []).append(step)
+    for steps in groups.values():
+        kernel = kernel_of(steps[0].program)
+        if not kernel.problem:
+            run_together(kernel, steps)
+    return jax.tree.map(value_of, made)

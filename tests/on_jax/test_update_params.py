@@ -1,0 +1,278 @@
+"""`update_params`: one custom call has the bits of XLA's program, and stands back where it cannot be."""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import halfstep_jax as hs
+from halfstep.kernels.build import find_cc
+from halfstep_jax.kernels import library
+from on_jax.steps import assert_trees_same, gradients, take_step, weights
+
+pytestmark = pytest.mark.skipif(find_cc() is None, reason="there is no C compiler")
+
+CALL = "halfstep_step"
+adamw = functools.partial(hs.adamw, 1e-2, weight_decay=0.1, seed=3)
+FORMATS = {
+    "fp8": {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")},
+    "rows": {"mu_dtype": hs.scaled("int8", "row"), "nu_dtype": hs.scaled("ufloat8_e5m3", "row")},
+}
+MAKES = {
+    "default": adamw,
+    **{x: functools.partial(adamw, recipe=x) for x in ("one_pass", "eight_bit", "four_bit")},
+    **{x: functools.partial(adamw, recipe=x) for x in ("near_float32", "full_precision")},
+    **{x: functools.partial(adamw, param_storage=x) for x in ("feedback", "compensated", "split8", "master")},
+    "nearest": functools.partial(adamw, param_storage="nearest"),
+    "feedback and eight_bit": functools.partial(adamw, recipe="eight_bit", param_storage="feedback"),
+    "cautious": functools.partial(adamw, cautious=True),
+    "a mask": functools.partial(adamw, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)),
+    "a schedule": lambda: hs.adamw(optax.cosine_decay_schedule(1e-2, 10)),
+    **{name: functools.partial(adamw, **formats) for name, formats in FORMATS.items()},
+    "sgd": lambda: hs.sgd(1e-1, momentum=0.9, nesterov=True),
+    "lion": lambda: hs.lion(1e-3),
+    "adan": lambda: hs.adan(1e-3),
+    "ademamix": lambda: hs.ademamix(1e-3),
+    "lamb": lambda: hs.lamb(1e-2),
+    "muon": lambda: hs.muon(1e-2),
+    "adafactor": lambda: hs.adafactor(1e-2),
+    "schedule-free": lambda: hs.schedule_free_adamw(1e-2),
+    "a chain behind a clip": lambda: hs.chain(optax.clip_by_global_norm(1.0), adamw(recipe="eight_bit")),
+    "a chain around a clip": lambda: hs.chain(
+        hs.scale_by_adam(),
+        hs.clip_by_global_norm(1.0),
+        hs.scale_by_learning_rate(1e-2),
+        hs.round_stochastically(),
+    ),
+}
+FAST = ("default", "eight_bit")
+SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-30, 1e30)
+
+
+def trees(shapes, dtype="bfloat16", steps=3):
+    """Return weights of some shapes, and their gradients, among which are infinities and NaN."""
+    params = {f"w{i}": weights(shape, dtype, seed=i) for i, shape in enumerate(shapes)}
+    rows = {f"w{i}": gradients(steps, shape, "bfloat16", seed=i) for i, shape in enumerate(shapes)}
+    special = jnp.resize(jnp.asarray(SPECIAL, jnp.bfloat16), shapes[0])
+    rows["w0"] = rows["w0"].at[1].set(special)
+    return params, rows
+
+
+def first_of(rows):
+    """Return the gradients of the first step."""
+    return jax.tree.map(lambda x: x[0], rows)
+
+
+def both(tx, params, rows, **options):
+    """Return weights and state after steps by `update_params`, the same by `update`, and the first's text."""
+    results, text = [], ""
+    for step in (functools.partial(hs.update_params, tx), by_update(tx)):
+        step, p, state = jax.jit(step, **options), params, tx.init(params)
+        p, state = jax.tree.map(jnp.copy, (p, state))
+        text = text or step.lower(p, state, first_of(rows)).as_text()
+        for k in range(len(rows["w0"])):
+            p, state = step(p, state, jax.tree.map(lambda x, k=k: x[k], rows))
+        results.append((p, state))
+    return *results, text
+
+
+def by_update(tx):
+    """Return the step of every training loop, with the arguments of `update_params`."""
+    return functools.partial(take_step, tx)
+
+
+@pytest.mark.parametrize("name", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in MAKES])
+def test_a_custom_call_has_the_bits_of_xla(name):
+    shapes = [(64, 128), (17, 300)] if name in FAST else [(64, 128), (17, 300), (), (5,), (3, 4, 5, 100)]
+    ours, theirs, text = both(MAKES[name](), *trees(shapes), donate_argnums=(0, 1))
+    assert_trees_same(ours, theirs, name)
+    assert CALL in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["default", "eight_bit", "master"])
+def test_other_weights_have_the_bits_of_xla(name, dtype):
+    ours, theirs, text = both(MAKES[name](), *trees([(64, 128), (9,)], dtype))
+    assert_trees_same(ours, theirs)
+    assert CALL in text
+
+
+def test_equal_leaves_and_leaves_of_other_shapes_are_one_call():
+    params, rows = trees([(64, 128), (64, 128), (7, 5), (3,), ()])
+    ours, theirs, text = both(adamw(), params, rows)
+    assert_trees_same(ours, theirs)
+    assert text.count(f"@{CALL}(") == 1
+
+
+def test_threads_change_no_bit():
+    assert_trees_same(*both(adamw(), *trees([(1 << 19,), (1000, 130)], steps=2))[:2])
+
+
+def test_a_donated_step_copies_nothing_and_stores_no_updates():
+    params, rows = trees([(512, 512)])
+    tx = adamw()
+    step = jax.jit(functools.partial(hs.update_params, tx), donate_argnums=(0, 1))
+    compiled = step.lower(params, tx.init(params), first_of(rows)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4096
+
+
+def test_steps_in_a_scan_are_steps_in_a_loop():
+    tx, (params, rows) = adamw(), trees([(64, 128), (5,)])
+
+    @jax.jit
+    def scanned(params, state):
+        take = lambda carry, g: (hs.update_params(tx, *carry, g), None)  # noqa: E731
+        return jax.lax.scan(take, (params, state), rows)[0]
+
+    assert_trees_same(scanned(params, tx.init(params)), both(tx, params, rows)[1])
+
+
+@pytest.mark.slow
+def test_without_jit_a_step_has_the_same_bits():
+    tx, (params, rows) = adamw(), trees([(8, 16)])
+    state, first = tx.init(params), first_of(rows)
+    assert_trees_same(hs.update_params(tx, params, state, first), by_update(tx)(params, state, first))
+
+
+def test_a_batch_is_computed_by_xla():
+    tx, (params, rows) = adamw(), trees([(4, 8)])
+    seeds = jnp.arange(3, dtype=jnp.uint32)
+    states = jax.vmap(lambda seed: hs.adamw(1e-2, weight_decay=0.1, seed=seed).init(params))(seeds)
+    step = jax.jit(jax.vmap(functools.partial(hs.update_params, tx), in_axes=(None, 0, 0)))
+    ours = step(params, states, rows)
+    assert CALL not in step.lower(params, states, rows).as_text()
+    assert_trees_same(ours, jax.jit(jax.vmap(by_update(tx), in_axes=(None, 0, 0)))(params, states, rows))
+
+
+def test_a_derivative_is_that_of_the_step():
+    tx, (params, rows) = hs.adamw(1e-2), trees([(4, 8)], "float32")
+    first = jax.tree.map(lambda x: x[0].astype(jnp.float32), rows)
+
+    def loss(step):
+        return jax.jit(jax.grad(lambda g: (step(params, tx.init(params), g)[0]["w0"] ** 2).sum()))(first)
+
+    ours, theirs = loss(functools.partial(hs.update_params, tx)), loss(by_update(tx))
+    np.testing.assert_array_equal(ours["w0"], theirs["w0"])
+    assert np.asarray(ours["w0"]).any()
+
+
+def test_a_step_on_several_devices_is_computed_by_xla():
+    tx, (params, rows) = adamw(), trees([(64, 128)])
+    place = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("x",)), PartitionSpec("x"))
+    params, first = jax.device_put((params, first_of(rows)), place)
+    step = jax.jit(functools.partial(hs.update_params, tx))
+    state = jax.jit(tx.init)(params)
+    assert CALL not in step.lower(params, state, first).compile().as_text()
+    assert_trees_same(step(params, state, first), jax.jit(by_update(tx))(params, state, first))
+
+
+def test_an_exported_step_needs_no_kernel():
+    tx, (params, rows) = adamw(), trees([(4, 8)])
+    first, state = first_of(rows), tx.init(params)
+    step = lambda g, p: hs.update_params(tx, p, tx.init(p), g)[0]  # noqa: E731
+    exported = jax.export.export(jax.jit(step))(first, params)
+    assert CALL not in exported.mlir_module()
+    assert_trees_same(exported.call(first, params), by_update(tx)(params, state, first)[0])
+
+
+def test_without_a_compiler_xla_computes_the_step(monkeypatch):
+    monkeypatch.setattr(library, "find_cc", lambda: None)
+    library.unavailable.cache_clear()
+    try:
+        ours, theirs, text = both(adamw(), *trees([(4, 8)]))
+    finally:
+        monkeypatch.undo()
+        library.unavailable.cache_clear()
+    assert_trees_same(ours, theirs)
+    assert CALL not in text
+
+
+def test_a_kernel_that_does_not_compile_leaves_the_step_to_xla(monkeypatch):
+    monkeypatch.setattr(library, "c_source", lambda graph: "this is no C")
+    library.kernel_of.cache_clear()
+    ours, theirs, text = both(adamw(), *trees([(4, 8)]))
+    library.kernel_of.cache_clear()
+    assert_trees_same(ours, theirs)
+    assert CALL not in text
+
+
+def test_another_optimizer_takes_its_own_step():
+    tx, (params, rows) = optax.adam(1e-2), trees([(4, 8)])
+    ours, theirs, text = both(tx, params, rows)
+    assert_trees_same(ours, theirs)
+    assert CALL not in text
+
+
+def test_a_state_of_another_chain_is_refused():
+    tx, (params, rows) = hs.chain(optax.clip(1.0), adamw()), trees([(4, 8)])
+    with pytest.raises(ValueError, match="number of updates and states"):
+        hs.update_params(tx, params, tx.init(params)[:1], first_of(rows))
+
+
+_PROGRAM = """
+import pickle, sys
+import jax, jax.numpy as jnp
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
+import halfstep_jax as hs
+
+tx, params = hs.adamw(1e-2), {"w": jnp.ones((64, 128), jnp.bfloat16)}
+state = tx.init(params)
+if sys.argv[1] == "save":
+    step = jax.jit(lambda p, s, g: hs.update_params(tx, p, s, g)).lower(params, state, params).compile()
+    pickle.dump(serialize(step), open(sys.argv[2], "wb"))
+    print(float(step(params, state, params)[0]["w"].sum()))
+else:
+    deserialize_and_load(*pickle.load(open(sys.argv[2], "rb")))(params, state, params)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_another_process_says_that_it_has_no_kernel(tmp_path: pathlib.Path):
+    script, path = tmp_path / "program.py", tmp_path / "program"
+    script.write_text(_PROGRAM)
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
+    assert run([sys.executable, script, "save", path]).returncode == 0
+    other = run([sys.executable, script, "load", path])
+    assert other.returncode
+    assert "halfstep" in other.stderr
+
+
+_CACHED = """
+import sys
+import jax, jax.numpy as jnp
+import halfstep_jax as hs
+
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+tx, params = hs.adamw(1e-2), {"w": jnp.ones((64, 128), jnp.bfloat16)}
+params, state = jax.jit(lambda p, s, g: hs.update_params(tx, p, s, g))(params, tx.init(params), params)
+print(params["w"].view(jnp.uint16).sum())
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_program_and_kernel_in_their_caches(tmp_path: pathlib.Path):
+    script, programs, kernels = tmp_path / "step.py", tmp_path / "programs", tmp_path / "kernels"
+    script.write_text(_CACHED)
+    environment = {**os.environ, "HALFSTEP_KERNELS": str(kernels)}
+    results, files = [], []
+    for _ in range(2):
+        command = [sys.executable, str(script), str(programs)]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        results.append(run.stdout)
+        found = (x.name for folder in (programs, kernels) for x in folder.iterdir())
+        files.append(sorted(name for name in found if "atime" not in name))
+    assert results[0] == results[1]
+    assert files[0] == files[1]
+    assert sum(name.endswith(".so") for name in files[0]) == 2
