@@ -22,6 +22,7 @@ class MemoryReport(Report):
         float32_per_device: on one device. Of weights that are not stepped, the weights alone.
         parts: reports of parts of the weights, by name: in PyTorch of every param group and, if there are
             any, of weights "not stepped".
+        temporaries: bytes beside the totals during a step, on one device. In JAX 0: XLA plans them.
     """
 
     size: int
@@ -30,6 +31,7 @@ class MemoryReport(Report):
     float32: int
     float32_per_device: int
     parts: Mapping[str, "MemoryReport"] = dataclasses.field(default_factory=dict)
+    temporaries: int = 0
 
     @property
     def total(self) -> int:
@@ -59,6 +61,8 @@ class MemoryReport(Report):
         rows.append(row("in all", self.size, self.total, self.total_per_device))
         if len(self.parts) > 1:
             rows += [row(f"  {name}", x.size, x.total, x.total_per_device) for name, x in self.parts.items()]
+        if self.temporaries:
+            rows.append(row("temporaries of a step", self.size, self.temporaries, self.temporaries))
         rows.append(row("AdamW in float32", self.size, self.float32, self.float32_per_device))
         return Table(head, rows, range(1, len(head)), [self._saved(is_cut)])
 

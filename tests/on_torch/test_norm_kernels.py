@@ -168,3 +168,15 @@ def test_powers_are_those_of_each_parameter_alone():
     alone = torch.stack([scale_of(rule, numbers, *column).ratio for column in sums.unbind(1)])
     assert len(together.unique()) == 37
     assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("make", [hs.Muon, hs.Adafactor, hs.Lamb, hs.AdamW])
+def test_a_report_has_the_temporaries_of_a_step(make):
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False).bfloat16() for _ in range(2)])
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer = make(model.named_parameters(), compile=True)
+    report = hs.memory_report(model, optimizer)
+    optimizer.step()
+    assert abs(peak_bytes(optimizer.step) - report.temporaries) < 0.02 * 4 * report.size
+    assert ("temporaries of a step" in str(report)) == (make in (hs.Muon, hs.Adafactor))

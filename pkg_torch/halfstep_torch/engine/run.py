@@ -19,8 +19,8 @@ Leaving = Generator[Sequence, None, Mapping[int, Tensor]]
 StepApart = Callable[[Batch, int, Mapping[int, Tensor]], Leaving]
 """Runs a stage, by its place, on slots that wait for other processes, given the updates that come to it."""
 
-# Elements of parameters whose float32 updates are kept at once, between stages.
-_TOGETHER = 1 << 22
+TOGETHER = 1 << 22
+"""Elements of parameters whose float32 updates are kept at once, between stages."""
 
 
 def run_batch(
@@ -53,7 +53,7 @@ def _groups(batch: Batch, places: Sequence[int]) -> list[list[int]]:
         elements = batch.slots[place].param.numel()
         if not groups or elements > room:
             groups.append([])
-            room = _TOGETHER
+            room = TOGETHER
         groups[-1].append(place)
         room -= elements
     return groups
@@ -66,9 +66,10 @@ def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
             if not k:  # the rule may write into what it is given, and that is the gradient
                 arriving = {place: u.to(torch.float32, copy=True) for place, u in arriving.items()}
             waits = {place: u for place, u in arriving.items() if batch.slots[place].waits}
-            leaving = {
-                place: step_array(batch, k, place, u) for place, u in arriving.items() if place not in waits
-            }
+            leaving = {}
+            for place in [place for place in arriving if place not in waits]:
+                # An update goes when another takes its place.
+                leaving[place] = step_array(batch, k, place, arriving.pop(place))
             if waits:
                 leaving |= yield from step_apart(batch, k, waits)
             arriving = leaving

@@ -15,6 +15,7 @@ from halfstep_torch.engine.kernels.tables import row_of
 from halfstep_torch.engine.number_places import flat, number_places
 from halfstep_torch.engine.scaling import NotScaling, Scale, scale_of
 from halfstep_torch.engine.slots import Slot
+from halfstep_torch.links.bound_rule import BoundRule
 from halfstep_torch.numbers.norms import PIECE
 
 _GRADIENT = len(FIELDS) + 1
@@ -24,6 +25,16 @@ def numbers_of_two(rules: Sequence[Values], place: int) -> tuple[tuple, tuple]:
     """Return the numbers of both stages, given those of the plan's rules; `SCALED` has none yet."""
     before, after = rules[:place], rules[place + 1 :]
     return (*before, ()), (*before, Scale(1.0, 1.0), *after)
+
+
+def scales(rule: BoundRule, numbers: Values) -> bool:
+    """Whether a rule does nothing else than to multiply an update by a number that norms give."""
+    one = torch.ones(1, dtype=torch.float64)
+    try:
+        scale_of(rule, numbers, one, one)
+    except NotScaling:
+        return False
+    return True
 
 
 class ScaledStep:
@@ -43,8 +54,8 @@ class ScaledStep:
         if stages is None or any(slot.waits for slot in batch.slots):
             raise NotScaling
         (self._place, measure, apply), rules = stages, next(iter(batch.numbers.values()))
-        one = torch.ones(1, dtype=torch.float64, device=batch.device)
-        scale_of(batch.plan.rules[self._place], rules[self._place], one, one)
+        if not scales(batch.plan.rules[self._place], rules[self._place]):
+            raise NotScaling
         of_measure, of_apply = numbers_of_two(rules, self._place)
         self.kernels: tuple[NormKernel, Kernel] = (
             norm_kernel_of(measure.padded, number_places(of_measure), batch.grad_dtype, batch.device),

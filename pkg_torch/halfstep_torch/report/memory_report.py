@@ -12,6 +12,7 @@ from halfstep.memory_report import FLOAT32_ADAMW, GRADIENTS, WEIGHTS, MemoryRepo
 from halfstep_torch.distributed.shards import window_of
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.report.description import Bytes, array_bytes, is_frozen
+from halfstep_torch.report.temporaries import temporary_bytes
 
 STEP = "step"
 """The count of a parameter, an int64."""
@@ -20,9 +21,9 @@ STEP = "step"
 def memory_report(model: torch.nn.Module, optimizer: Optimizer | None = None) -> MemoryReport:
     """Report the bytes that weights, gradients and state take, or will take, beside float32 AdamW.
 
-    Computed from shapes and formats, so the model may be on the meta device. Activations and the temporary
-    memory of a step are not part of it. State is that after the first step; frozen parameters have none. A
-    device is this process.
+    Computed from shapes and formats, so the model may be on the meta device. Activations are not part of it.
+    State is that after the first step; frozen parameters have none. A device is this process. Temporaries of
+    a step, as of Muon and Adafactor, are those on a GPU, and come on top of the totals.
 
     Args:
         model: its parameters are counted, stepped or not.
@@ -51,7 +52,7 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer | None = None) ->
         listed["not stepped"] = others
     parts = {name: _part(params, states) for name, params in listed.items()}
     whole = _part([p for params in listed.values() for p in params], states)
-    return dataclasses.replace(whole, parts=parts)
+    return dataclasses.replace(whole, parts=parts, temporaries=temporary_bytes(optimizer))
 
 
 def _part(params: Sequence[Tensor], states: dict[Tensor, dict[str, Bytes]]) -> MemoryReport:

@@ -1,0 +1,113 @@
+"""The temporary memory of a step: whole arrays that exist beside weights, gradients and state.
+
+Kernels, and plain steps of elementwise rules, have none. A rule that sees a whole parameter does.
+"""
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# Documented in PyTorch's notes on extending it, under this name alone.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from halfstep_torch.distributed.shards import is_sharded, window_of
+from halfstep_torch.engine.groups import ReadGroup
+from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.run import TOGETHER
+from halfstep_torch.engine.scaled_step import scales
+from halfstep_torch.optimizer import Optimizer
+
+
+def temporary_bytes(optimizer: Optimizer) -> int:
+    """Return the most bytes of temporaries in a step on one device, as they are on a GPU.
+
+    Rules run on tensors without memory, so nothing is computed.
+    """
+    known: dict[tuple, int] = {}
+    groups: dict[int, ReadGroup] = {}
+    waiting, of_params = 0, []
+    for i, name, param in optimizer._named():
+        group = groups.setdefault(i, optimizer._group(i))
+        plan = group.plan(name, param)
+        if not param.requires_grad or _has_kernels(optimizer, plan, group, param):
+            continue
+        shape = tuple(param.shape)
+        key = i, plan, shape
+        if key not in known:
+            known[key] = max([0, *_stage_bytes(plan, group, shape)])
+        if known[key]:
+            of_params.append((param.numel(), known[key]))
+            # Updates of shards wait until those of all have come.
+            waiting += 4 * torch.Size(window_of(param).shape).numel() if is_sharded(param) else 0
+    total = sum(size for size, _ in of_params)
+    peaks = (made + 4 * max(min(TOGETHER, total) - size, 0) for size, made in of_params)
+    return waiting + max(peaks, default=0)
+
+
+def _has_kernels(optimizer: Optimizer, plan: Plan, group: ReadGroup, param: Tensor) -> bool:
+    """Whether kernels scale by norms, and keep no update."""
+    if optimizer._compile.choice is False or plan.scaling is None or is_sharded(param):
+        return False
+    place = plan.scaling.place
+    return scales(plan.rules[place], _numbers(plan, group, place))
+
+
+def _numbers(plan: Plan, group: ReadGroup, place: int) -> tuple:
+    j = plan.rule_indices[place]
+    return group.links[j].step_numbers(group.values[j], 1)
+
+
+def _stage_bytes(plan: Plan, group: ReadGroup, shape: tuple[int, ...]) -> list[int]:
+    """Return the bytes at once, the update among them, in each stage that sees a whole parameter."""
+    made = []
+    for stage, places in zip(plan.stages, plan.bounds, strict=True):
+        if stage.scope != "parameter":
+            continue
+        p = torch.empty(shape, dtype=plan.dtype, device="meta")
+        state = {
+            name: torch.empty(spec.shape(shape), dtype=spec.dtype, device="meta").reshape(-1)
+            for name, spec in stage.arrays.items()
+        }
+        numbers = [_numbers(plan, group, place) for place in places]
+        words = stage.array_words([1] * sum(1 + len(roles) for roles in stage.roles), p.device)
+        with _Living() as living:
+            u = torch.empty(shape, dtype=torch.float32, device="meta")
+            left = stage.run(p, u, state, numbers, words)
+        del left
+        made.append(living.most)
+    return made
+
+
+class _Living(TorchDispatchMode):
+    """Adds up the bytes of storages as they come and go.
+
+    Attributes:
+        most: that were there at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = self._now = 0
+        self._known: dict[int, weakref.finalize] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        """Run an operation, and note the memory of its results."""
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(x, Tensor):
+                self._note(x.untyped_storage())
+        return out
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        if (key := id(storage)) not in self._known:
+            self._now += storage.nbytes()
+            self.most = max(self.most, self._now)
+            self._known[key] = weakref.finalize(storage, self._forget, key, storage.nbytes())
+
+    def _forget(self, key: int, nbytes: int) -> None:
+        self._now -= nbytes
+        del self._known[key]
