@@ -19,7 +19,7 @@ from halfstep_torch.engine.kernels.trace import trace
 from halfstep_torch.engine.number_places import flat
 from halfstep_torch.engine.plain import step_pieces
 from on_torch.graph_values import kernels_of, stages_of, values
-from on_torch.kernel_steps import MAKES, adamw, after_steps, chain, needs_compiler
+from on_torch.kernel_steps import MAKES, adamw, after_steps, chain, give, needs_compiler, parameters
 from on_torch.steps import assert_same_but_for_nan, assert_same_snapshots
 
 
@@ -69,6 +69,26 @@ def test_kernels_of_other_weights_have_the_bits_of_plain_steps(name, dtype):
         after_steps(MAKES[name], compile, dtype=dtype, special=False) for compile in (True, False)
     )
     assert_same_snapshots(ours, theirs)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "name", ["default", "feedback", "compensated", "split8", "split16", "master", "nearest"]
+)
+def test_kernels_of_float16_weights_have_the_bits_of_plain_steps(name):
+    def make(params, compile):
+        with torch.no_grad():
+            for _, p in params:
+                p.view(-1)[::3] *= 2.0**-16  # subnormal numbers, which updates of 1e-6 leave subnormal
+        optimizer = MAKES[name](params, compile=compile)
+        optimizer.param_groups[0]["lr"] = 1e-6
+        return optimizer
+
+    params = parameters(torch.float16)
+    give(params, 0, special=False)
+    assert kernels_of(make(params, compile=False))
+    ours, theirs = (after_steps(make, compile, dtype=torch.float16) for compile in (True, False))
+    assert_same_but_for_nan(ours, theirs)
 
 
 @needs_compiler

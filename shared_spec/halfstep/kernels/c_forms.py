@@ -47,13 +47,12 @@ def form(node: Node, args: Sequence[Node | float], given: Sequence[str]) -> str:
 
 
 def _bitcast(node: Node, given: str) -> str:
-    (source,) = node.operands
-    kinds = TYPES[source.dtype], TYPES[node.dtype]
-    if kinds[0] == kinds[1]:
-        return given
-    if set(kinds) != {"float", "i32"}:
-        raise NoGeneratedForm(f"the patterns of {source.dtype} as {node.dtype}")
-    return f"{'bits' if node.dtype == 'int32' else 'real'}({given})"
+    source, target = (TYPES[x.dtype] for x in (*node.operands, node))
+    if {source, target} == {"float", "i32"}:
+        return f"{'bits' if target == 'i32' else 'real'}({given})"
+    if source.lstrip("iu") != target.lstrip("iu"):
+        raise NoGeneratedForm(f"the patterns of {node.operands[0].dtype} as {node.dtype}")
+    return f"(({target}){given})"  # a float of 8 or 16 bits is an integer in C
 
 
 def _cast(node: Node, source: Node, given: str) -> str:
