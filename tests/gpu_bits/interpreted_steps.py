@@ -1,8 +1,9 @@
 """Steps by the Triton text itself, in Triton's interpreter: `python -m gpu_bits.interpreted_steps NAME...`
 
 Prints of each case in `on_torch.kernel_steps`, and of `round_weights`, how many launches there were, and how
-its arrays differ from those of plain steps. TRITON_INTERPRET=1 must be set before Triton is imported. That
-interpreter converts two things otherwise than a GPU, so they are not in this comparison:
+its arrays differ from those of plain steps. Weights are bfloat16, or float16 if "NAME of float16" is given.
+TRITON_INTERPRET=1 must be set before Triton is imported. That interpreter converts two things otherwise than
+a GPU, so they are not in this comparison:
 
 - float32 to bfloat16 is truncated. Here integers round to nearest instead.
 - infinities and NaN to float8 become numbers. Steps with float8 have neither.
@@ -68,6 +69,8 @@ def compared(name: str) -> dict:
         {"shapes": SHAPES, "steps": 2, "special": name not in ("fp8", "rows", "Lamb16")},
         Interpreted.launches,
     )
+    name, _, dtype = name.partition(" of ")
+    case, options["dtype"] = CASES[name], getattr(torch, dtype or "bfloat16")
     # The trial of a kernel is another comparison with plain steps.
     patch = unittest.mock.patch.object
     of_norms, of_steps = (
@@ -75,9 +78,9 @@ def compared(name: str) -> dict:
     )
     source = patch(triton_kernel, "triton_source", _source)
     with of_norms, of_steps, source, patch(kernel, "generated", _generated):
-        ours = after_steps(CASES[name], True, **options)
+        ours = after_steps(case, True, **options)
     try:
-        assert_same_but_for_nan(ours, after_steps(CASES[name], False, **options))
+        assert_same_but_for_nan(ours, after_steps(case, False, **options))
     except AssertionError as error:
         return {"launches": Interpreted.launches - before, "difference": str(error)}
     return {"launches": Interpreted.launches - before, "difference": ""}

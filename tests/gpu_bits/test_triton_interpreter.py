@@ -12,6 +12,8 @@ NAMES = [
     "four_bit",
     "feedback",
     "split8",
+    "split8 of float16",
+    "split16 of float16",
     "nearest",
     "rows",
     "Lamb",
