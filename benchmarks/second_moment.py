@@ -46,7 +46,6 @@ def _plain(dtype: str) -> Format:
 
 FORMATS = {
     "bfloat16": (_plain("bfloat16"), True),
-    "ufloat16_e7m9": (_plain("ufloat16_e7m9"), True),
     "bfloat16, nearest": (_plain("bfloat16"), False),
     "scaled float16": (_scaled("float16"), True),
     "scaled ufloat8_e5m3": (_scaled("ufloat8_e5m3"), True),
@@ -63,6 +62,7 @@ FORMATS = {
     "codebook udynamic4": (_codebook("udynamic4"), True),
     "codebook ulinear4": (_codebook("ulinear4"), True),
     "codebook ulinear4, nearest": (_codebook("ulinear4"), False),
+    "ufloat16_e7m9": (_plain("ufloat16_e7m9"), True),
 }
 
 

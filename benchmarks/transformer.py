@@ -60,7 +60,7 @@ ROWS = (
     Row("float32 (optax.adamw)"),
     Row("float32, another batch order", order=OTHER_ORDER),
     Row("bfloat16", _moments("bfloat16", "bfloat16")),
-    Row("bfloat16, ufloat16_e7m9", dict(hs.recipes.sixteen_bit)),
+    Row("sixteen_bit: bfloat16, ufloat16_e7m9", dict(hs.recipes.sixteen_bit)),
     Row("relative int8, ufloat8_e4m4", _moments(hs.relative("int8", 128), E4M4)),
     Row("eight_bit: relative e3m4 with feedback, uroot8", dict(hs.recipes.eight_bit)),
     Row("one_pass: mulaw8, uroot4_e4m4", dict(hs.recipes.one_pass)),

@@ -9,7 +9,7 @@ from halfstep.storage.state_dtypes import as_format
 from halfstep.text_table import Table, in_units
 
 RECIPES = ("full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit", "four_bit")
-_ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
+_ITEMSIZE = {"bfloat16": 2, "float16": 2, "uint16": 2, "float32": 4}
 _BESIDE = {"stochastic": 0, "split8": 1, "split16": 2}
 _WEIGHT = _GRADIENT = 2
 # A matrix that is large enough for every scale.

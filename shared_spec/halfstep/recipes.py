@@ -79,8 +79,8 @@ full_precision = _recipe({"param_storage": "split16", "mu_dtype": "float32", "nu
 near_float32 = _recipe({"param_storage": "split8", "mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
 """7 bytes: weights of 24 bits, moments of 16."""
 
-sixteen_bit = _recipe({"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
-"""6 bytes: what bfloat16 weights get by default."""
+sixteen_bit = _recipe({"mu_dtype": "bfloat16", "nu_dtype": "ufloat16_e7m9"})
+"""6 bytes, as by default, of which the second moment has two more bits of mantissa than bfloat16."""
 
 one_pass = _recipe({"mu_dtype": relative("mulaw8"), "nu_dtype": "uroot4_e4m4"})
 """4.00 bytes: 8-bit moments without scales, roots and quotients, so that a step reads memory once."""

@@ -27,7 +27,10 @@ def chain(*links):
 MAKES = {
     "default": adamw,
     **{name: functools.partial(adamw, recipe=name) for name in ("one_pass", "eight_bit", "four_bit")},
-    **{name: functools.partial(adamw, recipe=name) for name in ("near_float32", "full_precision")},
+    **{
+        name: functools.partial(adamw, recipe=name)
+        for name in ("near_float32", "full_precision", "sixteen_bit")
+    },
     **{
         x: functools.partial(adamw, param_storage=x) for x in ("feedback", "compensated", "split8", "split16")
     },
