@@ -17,7 +17,7 @@ from halfstep import monitor
 from halfstep.rules.adamw_fed_back import AdamWFedBack
 from halfstep.rules.fed_back import emitted
 from halfstep_jax.numbers.op import JaxOp
-from halfstep_jax.numbers.schedules import peak_of
+from halfstep_jax.numbers.schedules import coming, peak_of
 from halfstep_jax.rule import RoundedWeight as JaxWeight
 from halfstep_jax.transform import say_once as say_once_of_jax
 from halfstep_jax.xla.exact import opaque_zero
@@ -433,3 +433,18 @@ def test_a_function_of_the_step_is_asked_once_for_each_count_that_comes():
     assert sorted(asked) == [1, 2, 5]  # two to compare
     factor[0] = 2.0
     np.testing.assert_array_equal(schedule.ahead(2, 3), np.float32([0.6, 0.8, 0.8]))
+
+
+def test_schedules_of_the_host_and_of_branches_are_read_ahead():
+    table = np.float32([0.5, 0.25, 0.125, 0.0625])
+
+    def on_the_host(count):
+        number = jax.ShapeDtypeStruct((), "float32")
+        return jax.pure_callback(lambda t: table[min(int(t), 3)], number, count)
+
+    def branching(count):  # op by op alone
+        return table[int(count)]
+
+    np.testing.assert_array_equal(coming("rule", "rate", branching, jnp.int32(1), 3), table[1:])
+    np.testing.assert_array_equal(jax.jit(lambda t: coming("rule", "rate", on_the_host, t, 3))(1), table[1:])
+    assert peak_of(on_the_host) == 0.5

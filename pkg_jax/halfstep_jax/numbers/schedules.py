@@ -44,18 +44,24 @@ def coming(caller: str, name: str, schedule: Callable, count: jax.Array, steps: 
         return jnp.asarray(at_count(caller, name, schedule, count), jnp.float32)
 
     try:
-        return jax.vmap(at)(counts)
+        return _each(at, counts)
     except jax.errors.JAXTypeError:  # a schedule that branches on a count, which it gets op by op
         return jnp.stack([at(k) for k in counts])
-    except (NotImplementedError, ValueError):  # one that calls the host
-        return jax.lax.map(at, counts)
+
+
+def _each(at: Callable, counts: jax.typing.ArrayLike) -> jax.Array:
+    """Return the numbers at all counts."""
+    try:
+        return jax.vmap(at)(counts)
+    except (NotImplementedError, ValueError):  # of a schedule that calls the host
+        return jax.lax.map(at, jnp.asarray(counts))
 
 
 def peak_of(schedule: Callable) -> np.floating | None:
     """Return about the largest value of a schedule, over `PEAK_COUNTS`; None if it is traced."""
     with jax.ensure_compile_time_eval():
         try:
-            rates = jax.vmap(lambda count: jnp.asarray(schedule(count), jnp.float32))(np.array(PEAK_COUNTS))
+            rates = _each(lambda count: jnp.asarray(schedule(count), jnp.float32), np.array(PEAK_COUNTS))
             return np.float32(rates.max())
         except jax.errors.JAXTypeError:
             return None
