@@ -8,7 +8,6 @@ kept         what the state and the rows hold anyhow, and no gradient
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from halfstep_torch.links.chain import HEADER
 from halfstep_torch.sharded.exchange import meshes_of, talking_meshes
 from halfstep_torch.sharded.run import exchange_all, step_apart
 from halfstep_torch.sharded.state_home import StateOwner
+from halfstep_torch.storage.stored_moment import State
 
 # Entries of a group that no link reads: parameters and their names are part of the key.
 _NOT_NUMBERS = ("params", "param_names", HEADER)
@@ -161,7 +161,7 @@ class Launch:
         self._key.choose(places[known])
         return True
 
-    def _held(self, weights: Sequence[Tensor], states: Mapping[Tensor, Any]) -> list:
+    def _held(self, weights: Sequence[Tensor], states: Mapping[Tensor, State]) -> list:
         """Return the states of the chosen parameters. To look up a tensor takes longer than to compare.
 
         Raises:

@@ -272,7 +272,7 @@ def test_both_say_how_weights_of_a_storage_are_rounded(storage):
 @pytest.mark.parametrize("package", ["jax", "torch"])
 def test_flat_arrays_that_stay_float32_are_spoken_of_once_and_the_advice_helps(package, caplog):
     """Of a large matrix and a norm of 4,096 weights nothing is said."""
-    jax_transform._say_once.cache_clear()
+    jax_transform.say_once.cache_clear()
     say_once.cache_clear()
 
     def said(shapes, **options) -> list[str]:
@@ -295,7 +295,7 @@ def test_flat_arrays_that_stay_float32_are_spoken_of_once_and_the_advice_helps(p
     assert len(lines) == 2
     assert 'pass mu_dtype=relative("int4", 32, min_ndim=1)' in lines[0]
     assert 'pass nu_dtype=scaled("uroot8", 128, min_ndim=1)' in lines[1]
-    jax_transform._say_once.cache_clear()
+    jax_transform.say_once.cache_clear()
     say_once.cache_clear()
     advised = {
         "mu_dtype": made.relative("int4", 32, min_ndim=1),

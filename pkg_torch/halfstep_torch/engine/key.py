@@ -3,7 +3,7 @@
 import itertools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -146,7 +146,7 @@ class KnownKey:
         rows = [*map(_Row.of, held)]
         arrays = [x for row in rows for x in row.arrays]
         reading = read(weights, grads, [row.count for row in rows], arrays)
-        fields: dict[str, Any] = {name: [*column] for name, column in reading.key._asdict().items()}
+        fields: dict[str, list] = {name: [*column] for name, column in reading.key._asdict().items()}
         self._shards, strides = fields.pop("shards"), iter(fields["weight_strides"])
         fields["weight_strides"] = [() if x else (next(strides),) for x in fields["weights_in_order"]]
         for name in _OF_ARRAYS:

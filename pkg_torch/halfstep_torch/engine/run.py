@@ -80,7 +80,8 @@ def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
             rows, rest = batch.by_memory(k, places, arriving)
             if rows:
                 keys, numbers, which = batch.inputs(k, rows)
-                kernel(batch.table(k, rows, *_addresses(rows, arriving, leaving)), keys, numbers, which)
+                out = None if leaving is None else _addresses(rows, leaving)
+                kernel(batch.table(k, rows, _addresses(rows, arriving), out), keys, numbers, which)
         short = [place for place in rest if _is_short(batch.slots[place], k, arriving[place])]
         for together in _alike(batch, k, short):
             _step_packed(batch, k, together, arriving, leaving)
@@ -89,9 +90,9 @@ def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
         arriving = leaving or {}
 
 
-def _addresses(places: Sequence[int], *arrays: Mapping[int, Tensor] | None) -> list[np.ndarray | None]:
-    """Return where the arrays of slots are, of each mapping by place."""
-    return [None if of is None else np.array([of[i].data_ptr() for i in places], np.int64) for of in arrays]
+def _addresses(places: Sequence[int], arrays: Mapping[int, Tensor]) -> np.ndarray:
+    """Return where the arrays of slots are, given by place."""
+    return np.array([arrays[i].data_ptr() for i in places], np.int64)
 
 
 def _is_short(slot: Slot, k: int, g: Tensor) -> bool:

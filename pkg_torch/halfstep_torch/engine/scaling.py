@@ -28,7 +28,9 @@ WEIGHTS = "weights"
 class Scale(NamedTuple):
     """The numbers of `SCALED`: the update becomes ratio (scale u)."""
 
+    # Tensors here, and operands of a graph where a kernel is traced.
     ratio: Any
+    # Likewise.
     scale: Any
 
 
@@ -119,7 +121,7 @@ class _ScaleOp(TorchOp):
         return _one_by_one(TorchOp.power, x, y)
 
     @staticmethod
-    def apply(function: Callable, *xs: BareOperand) -> Any:
+    def apply(function: Callable, *xs: BareOperand) -> Tensor:
         """Return function(*xs), of the numbers of each parameter alone."""
         return _one_by_one(function, *xs)
 

@@ -7,7 +7,7 @@ protecting, and a step has no wrapper. In the trial, operations that JAX or a la
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -148,7 +148,7 @@ class NumbersOp:
         """Return minimum(maximum(x, low), high)."""
         return np.minimum(np.maximum(x, low), high)
 
-    def unbias(self, *pairs: tuple[Scalar, int], steps: int = 1) -> tuple[Any, ...]:
+    def unbias(self, *pairs: tuple[Scalar, int], steps: int = 1) -> tuple[np.ndarray | np.float32, ...]:
         """Return the correction of bias of each pair (rate, t): 1 / (1 - rate^t), contract M2."""
         *inverses, last = [np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs]
         if steps > 1:
@@ -165,7 +165,7 @@ class NumbersOp:
         """Return 1, 2, ... up to a number of steps."""
         return np.arange(1, steps + 1, dtype=np.float32)
 
-    def halves(self, x: np.ndarray) -> tuple[Any, Any]:
+    def halves(self, x: np.ndarray) -> tuple[np.ndarray | np.float32, np.ndarray | np.float32]:
         """Return every second number from the first on, and the others; of two both, as scalars."""
         return (x[0], x[1]) if len(x) == 2 else (x[::2], x[1::2])
 

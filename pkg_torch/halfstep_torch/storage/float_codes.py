@@ -6,6 +6,7 @@ Contract: F3, F5, F21.
 import torch
 from torch import Tensor
 
+from halfstep.storage.unsigned_halves import UnsignedHalfCodes as SharedHalfCodes
 from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.rounding import (
     from_patterns,
@@ -85,4 +86,5 @@ class UnsignedHalfCodes(Codes):
 
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
         """Return the codes, and the numbers."""
+        assert isinstance(self.shared, SharedHalfCodes)
         return self.shared.patterns(XP, x, words)
