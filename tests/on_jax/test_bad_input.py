@@ -167,7 +167,8 @@ ROWS = [
      "was made of, or a key of threefry2x32."),
     (lambda: hs.adamw(optax.constant_schedule(-1e-3), param_storage="feedback"), ValueError,
      "adamw: the largest rate of the schedule learning_rate is -0.001, and "
-     'param_storage="feedback" divides by rates above 0. Negate the gradients, or use "stochastic".'),
+     "feedback of rounding errors divides by rates above 0. Negate the gradients, or use another "
+     "param_storage."),
     (lambda: update(hs.round_stochastically(), G, None), ValueError,
      "round_stochastically: params is None; the link rounds params + update. "
      "Pass params to update(updates, state, params). "

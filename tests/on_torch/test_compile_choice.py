@@ -281,7 +281,7 @@ def test_the_command_stores_the_kernels_of_matrices_and_of_vectors(folder, monke
     kernel_of.cache_clear()
     # A compiler that was asked for now would be missed.
     monkeypatch.setattr(
-        build.Library, "_start", lambda self, source: setattr(self, "problem", "a new kernel")
+        build.Library, "_start", lambda self, source, options: setattr(self, "problem", "a new kernel")
     )
     assert command.main(["warm", "eight_bit"]) == 0
     with pytest.raises(RuntimeError, match="a new kernel"):
@@ -290,6 +290,8 @@ def test_the_command_stores_the_kernels_of_matrices_and_of_vectors(folder, monke
 
 @needs_compiler
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+# JAX's, if other tests of the process have imported it; the child calls nothing of JAX.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_another_user_loads_the_library_that_root_has_stored(monkeypatch):
     with tempfile.TemporaryDirectory() as path:  # that of pytest is root's alone
         pathlib.Path(path).chmod(0o755)

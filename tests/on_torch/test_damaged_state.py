@@ -133,7 +133,7 @@ EDITS = [
     (((*HEADER, "counts"), "2 x"),
      "load_state_dict: 'counts' in 'halfstep' of group 0 are '2 x'. The file is damaged: load another."),
     (((*HEADER, "spec_version"), 1),
-     "load_state_dict: the state dict follows version 1 of the contract, this package version 3. "
+     "load_state_dict: the state dict follows version 1 of the contract, this package version 4. "
      "Load it with the halfstep that wrote it. To go on with this version, carry the run over in float32: "
      "weights by float32_params there and set_float32_params here, the state by to_optax and from_optax, "
      "in torch float32_state_dict and load_float32_state_dict."),
