@@ -66,7 +66,11 @@ def test_an_argument_of_both_packages_has_one_default_but_for_what_their_users_k
 
 
 FIRST = {"full_precision": "float32", "eight_bit": "float8_e4m3fn, blocks of 128"}
-SECOND = {"full_precision": "float32", "eight_bit": "uroot8, blocks of 128"}
+SECOND = {
+    "full_precision": "float32",
+    "sixteen_bit": "ufloat16_e7m9",
+    "eight_bit": "uroot8, blocks of 128",
+}
 LEAD = {
     "full_precision": "float32",
     "near_float32": "float16, blocks of 128",
