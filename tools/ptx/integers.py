@@ -21,6 +21,14 @@ def binary(launch: Launch, d: Operand, a: Operand, b: Operand, name: str, kind: 
     launch.write(d, _BINARY[name](launch.read(a, kind), launch.read(b, kind)))
 
 
+@operation(r"add\.[us]16x2")
+def sum_of_pairs(launch: Launch, d: Operand, a: Operand, b: Operand) -> None:
+    """Add the halves of patterns, each without a carry to the other."""
+    x, y = launch.read(a, "u32"), launch.read(b, "u32")
+    low = (x + y) & np.uint32(0xFFFF)
+    launch.write(d, low | (((x >> 16) + (y >> 16)) << 16))
+
+
 @operation(r"mul\.(?P<part>wide|hi)\.(?P<kind>[us](?:16|32))")
 def product(launch: Launch, d: Operand, a: Operand, b: Operand, part: str, kind: str) -> None:
     launch.write(d, _product(launch, a, b, part, kind))

@@ -5,6 +5,7 @@ one digit is a predicate.
 """
 
 INTEGER = {
+    "add.s16x2 %d, %a, %b": ["0001ffff 00010001 = 00020000", "7fff8000 0001ffff = 80007fff"],
     "add.s32 %d, %a, %b": ["7fffffff 00000001 = 80000000", "ffffffff 00000001 = 00000000"],
     "sub.s64 %d, %a, %b": ["0000000000000000 0000000000000001 = ffffffffffffffff"],
     "mul.lo.s32 %d, %a, %b": ["ffffffff ffffffff = 00000001", "00010001 00010000 = 00010000"],
