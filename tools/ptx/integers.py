@@ -21,12 +21,17 @@ def binary(launch: Launch, d: Operand, a: Operand, b: Operand, name: str, kind: 
     launch.write(d, _BINARY[name](launch.read(a, kind), launch.read(b, kind)))
 
 
-@operation(r"add\.[us]16x2")
-def sum_of_pairs(launch: Launch, d: Operand, a: Operand, b: Operand) -> None:
-    """Add the halves of patterns, each without a carry to the other."""
+@operation(r"(?P<name>add|sub|min|max)\.(?P<kind>[us]16)x2")
+def binary_of_halves(launch: Launch, d: Operand, a: Operand, b: Operand, name: str, kind: str) -> None:
+    """Compute the halves of a register apart: no carry goes from one to the other."""
     x, y = launch.read(a, "u32"), launch.read(b, "u32")
-    low = (x + y) & np.uint32(0xFFFF)
-    launch.write(d, low | (((x >> 16) + (y >> 16)) << 16))
+    low, high = (_BINARY[name](_half(x, at, kind), _half(y, at, kind)) for at in (0, 16))
+    launch.write(d, low.view(np.uint16) | (high.view(np.uint16).astype(np.uint32) << 16))
+
+
+def _half(x: np.ndarray, at: int, kind: str) -> np.ndarray:
+    """Return the 16 bits of patterns from a bit on."""
+    return (x >> at).astype(np.uint16).view((SIGNED if kind[0] == "s" else UNSIGNED)[16])
 
 
 @operation(r"mul\.(?P<part>wide|hi)\.(?P<kind>[us](?:16|32))")
