@@ -48,12 +48,14 @@ class Shared(griffe.Extension):
             list_arguments(pkg)
 
 
-_LEFT_TO_OTHERS = re.compile(r"[Aa]rguments\b[^.;]{0,60}?\s(?:are|and)\s+[^.;]{0,40}?(?:those|the same)")
+_LEFT_TO_OTHERS = re.compile(
+    r"[Aa]rguments\b[^.;]{0,60}?\s(?:are|and)\s+[^.;]{0,40}?(?:those|the same|as in)"
+)
 _SECTION = re.compile(r"^(?=\w+:$|Source: )", flags=re.MULTILINE)
 
 
 def list_arguments(pkg: griffe.Module) -> None:
-    """List the arguments of functions and classes that say they are those of `other`, as `other` has them.
+    """List the arguments of functions and classes that refer to `other`, as `other` has them.
 
     Raises:
         ValueError: if an argument is described nowhere.
