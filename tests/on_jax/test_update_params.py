@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import halfstep_jax as hs
 from halfstep.kernels.build import find_cc
-from halfstep_jax.kernels import library
+from halfstep_jax.kernels import registered
 from on_jax.steps import assert_trees_same, gradients, take_step, weights
 
 pytestmark = pytest.mark.skipif(find_cc() is None, reason="there is no C compiler")
@@ -186,22 +186,22 @@ def test_an_exported_step_needs_no_kernel():
 
 
 def test_without_a_compiler_xla_computes_the_step(monkeypatch):
-    monkeypatch.setattr(library, "find_cc", lambda: None)
-    library.unavailable.cache_clear()
+    monkeypatch.setattr(registered, "find_cc", lambda: None)
+    registered.unavailable.cache_clear()
     try:
         ours, theirs, text = both(adamw(), *trees([(4, 8)]))
     finally:
         monkeypatch.undo()
-        library.unavailable.cache_clear()
+        registered.unavailable.cache_clear()
     assert_trees_same(ours, theirs)
     assert CALL not in text
 
 
 def test_a_kernel_that_does_not_compile_leaves_the_step_to_xla(monkeypatch):
-    monkeypatch.setattr(library, "c_source", lambda graph: "this is no C")
-    library.kernel_of.cache_clear()
+    monkeypatch.setattr(registered, "c_source", lambda graph: "this is no C")
+    registered.kernel_of.cache_clear()
     ours, theirs, text = both(adamw(), *trees([(4, 8)]))
-    library.kernel_of.cache_clear()
+    registered.kernel_of.cache_clear()
     assert_trees_same(ours, theirs)
     assert CALL not in text
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from halfstep_jax.kernels.library import TARGET, Kernel
 from halfstep_jax.kernels.program import LeafStep
+from halfstep_jax.kernels.registered import TARGET, Kernel
 from halfstep_jax.leaf_calls import (
     LaterArray,
     LeafCall,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jax
 
 from halfstep_jax.kernels.call import has_primitive, run_together
-from halfstep_jax.kernels.library import kernel_of, unavailable
 from halfstep_jax.kernels.program import LeafStep, leaf_steps
+from halfstep_jax.kernels.registered import kernel_of, unavailable
 from halfstep_jax.leaf_calls import LaterArray, LeafCall, Tree, value_of
 
 
