@@ -10,7 +10,7 @@ multiple of 2^32 of the index (contract W8).
 
 from collections.abc import Sequence
 
-from halfstep.kernels.c_norms import C_NORMS
+from halfstep.kernels.c_norms import C_NORMS, C_SQUARES
 from halfstep.kernels.graph import Graph, Node
 from halfstep.random_words import GOLDEN_RATIO
 
@@ -33,6 +33,7 @@ typedef struct {
   i32 width, threads, next;
   i64 elements;
 } Job;
+typedef void (*Team)(void (*)(void *), void *, unsigned, unsigned);
 
 static void update(const i64 *entry, i64 start, i64 stop, i64 param, const Job *job) {
   const i64 params = job->params, run = entry[1] ? entry[1] : entry[0];
@@ -48,7 +49,8 @@ static void update(const i64 *entry, i64 start, i64 stop, i64 param, const Job *
   }
 }
 """
-_STEP = """
+_SHARES = """
+/* Takes one share of all elements. Borders of shares are borders of units. */
 static void work(void *data) {
   Job *job = data;
   const i64 id = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
@@ -61,19 +63,24 @@ static void work(void *data) {
     if (start >= n) continue;
     start = (start + unit - 1) / unit * unit;
     stop = stop < n ? (stop + unit - 1) / unit * unit : n;
-    update(entry, start, stop < n ? stop : n, param, job);
+    @PART@(entry, start, stop < n ? stop : n, param, job);
   }
 }
 
-void step(i64 params, const i64 *table, const u32 *keys, const float *numbers, const i32 *which, i32 width,
-          i64 elements, i32 threads, void (*team)(void (*)(void *), void *, unsigned, unsigned)) {
-  Job job = {params, table, keys, numbers, which, width, 1, 0, elements};
-  if (threads > 1 && team && elements >= 32768) {
-    job.threads = threads;
-    team(work, &job, (unsigned)threads, 0);
+static void share_out(Job *job, i32 threads, Team team) {
+  if (threads > 1 && team && job->elements >= 32768) {
+    job->threads = threads;
+    team(work, job, (unsigned)threads, 0);
   } else {
-    work(&job);
+    work(job);
   }
+}
+"""
+_STEP = """
+void step(i64 params, const i64 *table, const u32 *keys, const float *numbers, const i32 *which, i32 width,
+          i64 elements, i32 threads, Team team) {
+  Job job = {params, table, keys, numbers, which, width, 1, 0, elements};
+  share_out(&job, threads, team);
 }
 """
 
@@ -86,13 +93,14 @@ def c_driver(graph: Graph, arrays: Sequence[Array], scalars: Sequence[Node]) -> 
     inserted = {
         "PIECE": "\n".join(f"    {line}" for line in piece),
         "COLUMNS": len(FIELDS) + len(arrays),
-        "UNIT": f"entry[1] ? entry[1] : {width}" if cut else "64",
+        "UNIT": "PIECE" if graph.norms else f"entry[1] ? entry[1] : {width}" if cut else "64",
+        "PART": "measure" if graph.norms else "update",
         "WIDTH": width,
         "CUT": int(cut),
         "NORMS": len(graph.norms),
         "FIRST": len(FIELDS) + 2,
     }
-    text = _DRIVER + (C_NORMS if graph.norms else _STEP)
+    text = _DRIVER + (C_SQUARES + _SHARES + C_NORMS if graph.norms else _SHARES + _STEP)
     for name, value in inserted.items():
         text = text.replace(f"@{name}@", str(value))
     return text

@@ -5,7 +5,7 @@ are float64: rows of 1024 are added one after the other, and a row by halves. So
 of threads. The caller has memory for the sums of pieces, and gives its addresses in the table.
 """
 
-C_NORMS = """
+C_SQUARES = """
 enum { PIECE = 1024, STRETCH = 4 * PIECE, ROOM = STRETCH + 2 * @WIDTH@ + PIECE };
 
 static double squares(const float *x) {
@@ -24,7 +24,7 @@ static double squares(const float *x) {
 }
 
 /* Adds up the pieces of a stretch. The blocks at its borders are computed whole. */
-static void measure(const i64 *entry, i64 low, i64 high, i64 param, const Job *job) {
+static void measure_stretch(const i64 *entry, i64 low, i64 high, i64 param, const Job *job) {
   float made[@NORMS@ * ROOM] __attribute__((aligned(64)));
   i64 here[@COLUMNS@], start = low, stop = high;
   if (@CUT@) {
@@ -46,23 +46,14 @@ static void measure(const i64 *entry, i64 low, i64 high, i64 param, const Job *j
   }
 }
 
-static void work(void *data) {
-  Job *job = data;
-  const i64 id = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
-  const i64 low = job->elements * id / job->threads, high = job->elements * (id + 1) / job->threads;
-  i64 before = 0;
-  for (i64 param = 0; param < job->params && before < high; param++) {
-    const i64 *entry = job->table + param * @COLUMNS@, n = entry[0];
-    i64 at = low > before ? low - before : 0, stop = high - before < n ? high - before : n;
-    before += n;
-    at = (at + PIECE - 1) / PIECE * PIECE;
-    stop = (stop + PIECE - 1) / PIECE * PIECE;
-    if (stop > n) stop = n;
-    for (; at < stop; at += STRETCH)
-      measure(entry, at, at + STRETCH < stop ? at + STRETCH : stop, param, job);
-  }
+static void measure(const i64 *entry, i64 start, i64 stop, i64 param, const Job *job) {
+  for (i64 at = start; at < stop; at += STRETCH)
+    measure_stretch(entry, at, at + STRETCH < stop ? at + STRETCH : stop, param, job);
 }
+"""
+"""The text in front of the shares of threads: the squares of one share."""
 
+C_NORMS = """
 static double total(double *sums, i64 count) {
   for (i64 i = PIECE; i < count; i++) sums[i % PIECE] += sums[i];
   for (i64 half = PIECE / 2; half; half /= 2)
@@ -71,15 +62,9 @@ static double total(double *sums, i64 count) {
 }
 
 void norms(i64 params, const i64 *table, const u32 *keys, const float *numbers, const i32 *which, i32 width,
-           i64 elements, i32 threads, void (*team)(void (*)(void *), void *, unsigned, unsigned),
-           double *totals) {
+           i64 elements, i32 threads, Team team, double *totals) {
   Job job = {params, table, keys, numbers, which, width, 1, 0, elements};
-  if (threads > 1 && team && elements >= 32768) {
-    job.threads = threads;
-    team(work, &job, (unsigned)threads, 0);
-  } else {
-    work(&job);
-  }
+  share_out(&job, threads, team);
   for (i64 param = 0; param < params; param++) {
     const i64 *entry = table + param * @COLUMNS@;
     for (i32 k = 0; k < @NORMS@; k++)
@@ -87,3 +72,4 @@ void norms(i64 params, const i64 *table, const u32 *keys, const float *numbers, 
   }
 }
 """
+"""The text behind them: `norms`, which adds up the sums of pieces."""
