@@ -3,6 +3,7 @@
 Keras reads its backend once, when it is imported.
 """
 
+import importlib
 import os
 import pathlib
 import sys
@@ -114,6 +115,12 @@ def steps(folder: pathlib.Path) -> None:
 
 def refuse(folder: pathlib.Path) -> None:
     """Bad arguments and files of other optimizers raise, and nothing changes."""
+    other_package = "halfstep_torch" if BACKEND == "jax" else "halfstep_jax"
+    theirs = importlib.import_module(f"{other_package}.integrations.keras")
+    with pytest.raises(
+        RuntimeError, match=f"the backend of Keras is '{BACKEND}'.* or use {package.__name__}"
+    ):
+        theirs.KerasOptimizer("adamw", 1e-3)
     with pytest.raises(TypeError, match=r"weight_decay=0\.1 would be rounded"):
         KerasOptimizer("adamw", 1e-3, weight_decay=0.1)
     with pytest.raises(ValueError, match="names no optimizer"):

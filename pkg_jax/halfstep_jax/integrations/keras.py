@@ -2,25 +2,21 @@
 
 import math
 import pathlib
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 import optax
 
-from halfstep.checkpoint.state_alone import replace_state, state_bytes
 from halfstep.config import read_config
 from halfstep.hyperparameters import Arguments
+from halfstep.keras_optimizer import CALLER, check_arguments, load_bytes, state_bytes
 from halfstep_jax.checkpoint.save_state import load_state, save_state
 from halfstep_jax.integrations.config import from_config
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.meshes.state_shardings import state_shardings
-
-_CALLER = "KerasOptimizer"
 
 
 @keras.saving.register_keras_serializable("halfstep")
@@ -58,24 +54,15 @@ class KerasOptimizer(keras.optimizers.Optimizer):
         name: str = "halfstep",
         **options: Any,  # of Keras
     ) -> None:
-        if keras.backend.backend() != "jax":
-            raise RuntimeError(
-                f"{_CALLER}: the backend of Keras is {keras.backend.backend()!r}. Set KERAS_BACKEND=jax "
-                "before Keras is imported, or use halfstep_torch.integrations.keras under 'torch'."
-            )
-        if "weight_decay" in options:
-            raise TypeError(
-                f"{_CALLER}: weight_decay={options['weight_decay']} would be rounded to the dtype of the "
-                'weights by Keras. Put it into the config: "adamw(weight_decay=0.1)".'
-            )
+        check_arguments(keras.backend.backend(), "jax", options)
         is_transform = isinstance(transform, optax.GradientTransformation)
         if is_transform and learning_rate is not None:
             raise TypeError(
-                f"{_CALLER}: learning_rate={learning_rate} beside a transform, which has its own rate. "
+                f"{CALLER}: learning_rate={learning_rate} beside a transform, which has its own rate. "
                 "Leave it out, or pass a config, such as \"adamw(recipe='one_pass')\"."
             )
         if not is_transform and learning_rate is None:
-            raise TypeError(f"{_CALLER}: learning_rate is missing. Pass it beside the config.")
+            raise TypeError(f"{CALLER}: learning_rate is missing. Pass it beside the config.")
         super().__init__((lambda: math.nan) if is_transform else learning_rate, name=name, **options)
         self._source = transform
         self._of_rate(0.0)  # raises now for a config that names nothing
@@ -84,7 +71,7 @@ class KerasOptimizer(keras.optimizers.Optimizer):
         """Return the transform at a learning rate."""
         if isinstance(self._source, optax.GradientTransformation):
             return self._source
-        name, arguments = read_config(_CALLER, self._source)
+        name, arguments = read_config(CALLER, self._source)
         return from_config({**arguments, "name": name, "learning_rate": rate})
 
     @property
@@ -96,7 +83,7 @@ class KerasOptimizer(keras.optimizers.Optimizer):
     def learning_rate(self, rate: object) -> None:
         if isinstance(self._source, optax.GradientTransformation):
             raise ValueError(
-                f"{_CALLER}: learning_rate={rate}, but the rate is that of the transform. Build the "
+                f"{CALLER}: learning_rate={rate}, but the rate is that of the transform. Build the "
                 "optimizer from a config, such as \"adamw(recipe='one_pass')\", whose rate Keras sets."
             )
         setter = keras.optimizers.Optimizer.learning_rate.fset
@@ -153,27 +140,24 @@ class KerasOptimizer(keras.optimizers.Optimizer):
         """Write Keras' own variables by their index, and the state as a state file without weights."""
         for i, variable in enumerate(self.variables[: self._others]):
             store[str(i)] = variable.numpy()
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "state"
-            save_state(path, self._params(), self._state(), self._of_rate(0.0))
-            store["state"] = state_bytes(_CALLER, path)
+        store["state"] = state_bytes(self._save)
 
     def load_own_variables(self, store: Any) -> None:  # a mapping of Keras
         """Continue from the output of `save_own_variables` of either backend, or raise ValueError."""
         params, tx = self._params(), self._of_rate(0.0)
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "state"
-            save_state(path, params, self._state(), tx)
-            replace_state(_CALLER, path, np.asarray(store["state"]))
-            self._set_state(load_state(path, params, tx)[1])
+        _, state = load_bytes(store["state"], self._save, lambda path: load_state(path, params, tx))
+        self._set_state(state)
         for i, variable in enumerate(self.variables[: self._others]):
             variable.assign(store[str(i)])
+
+    def _save(self, path: pathlib.Path) -> None:
+        save_state(path, self._params(), self._state(), self._of_rate(0.0))
 
     def get_config(self) -> Arguments:
         """Return the arguments, for a `.keras` file."""
         if isinstance(self._source, optax.GradientTransformation):
             raise TypeError(
-                f"{_CALLER}: a .keras file cannot hold a transform. Build the optimizer from a config, "
+                f"{CALLER}: a .keras file cannot hold a transform. Build the optimizer from a config, "
                 "such as \"adamw(recipe='one_pass')\", or use save_weights."
             )
         config = super().get_config()

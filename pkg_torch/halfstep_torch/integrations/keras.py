@@ -1,20 +1,16 @@
 """Optimizers of this package in Keras. Importing this imports Keras, with its torch backend."""
 
 import pathlib
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import torch
 
-from halfstep.checkpoint.state_alone import replace_state, state_bytes
 from halfstep.hyperparameters import Arguments
+from halfstep.keras_optimizer import check_arguments, load_bytes, state_bytes
 from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.integrations.config import from_config
-
-_CALLER = "KerasOptimizer"
 
 
 @keras.saving.register_keras_serializable("halfstep")
@@ -50,16 +46,7 @@ class KerasOptimizer(keras.optimizers.Optimizer):
         name: str = "halfstep",
         **options: Any,  # of Keras
     ) -> None:
-        if keras.backend.backend() != "torch":
-            raise RuntimeError(
-                f"{_CALLER}: the backend of Keras is {keras.backend.backend()!r}. Set KERAS_BACKEND=torch "
-                "before Keras is imported, or use halfstep_jax.integrations.keras under 'jax'."
-            )
-        if "weight_decay" in options:
-            raise TypeError(
-                f"{_CALLER}: weight_decay={options['weight_decay']} would be rounded to the dtype of the "
-                'weights by Keras. Put it into the config: "adamw(weight_decay=0.1)".'
-            )
+        check_arguments(keras.backend.backend(), "torch", options)
         make = from_config(transform)
         super().__init__(learning_rate, name=name, **options)
         self._source, self._make = transform, make
@@ -97,20 +84,16 @@ class KerasOptimizer(keras.optimizers.Optimizer):
     def save_own_variables(self, store: Any) -> None:  # a mapping of Keras
         """Write Keras' own variables by their index, and the state as a state file without weights."""
         super().save_own_variables(store)
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "state"
-            save_state(path, self._model, self._optimizer)
-            store["state"] = state_bytes(_CALLER, path)
+        store["state"] = state_bytes(self._save)
 
     def load_own_variables(self, store: Any) -> None:  # a mapping of Keras
         """Continue from the output of `save_own_variables` of either backend, or raise ValueError."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "state"
-            save_state(path, self._model, self._optimizer)
-            replace_state(_CALLER, path, np.asarray(store["state"]))
-            load_state(path, self._model, self._optimizer)
+        load_bytes(store["state"], self._save, lambda path: load_state(path, self._model, self._optimizer))
         for i, variable in enumerate(self.variables):
             variable.assign(store[str(i)])
+
+    def _save(self, path: pathlib.Path) -> None:
+        save_state(path, self._model, self._optimizer)
 
     def get_config(self) -> Arguments:
         """Return the arguments, for a `.keras` file."""
