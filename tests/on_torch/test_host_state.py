@@ -107,6 +107,18 @@ def test_what_works_on_an_optimizer_finds_its_state_on_the_host():
     assert hs.diagnose(run.params.items(), run.optimizer).updates_lost == 0
 
 
+def test_state_of_weights_elsewhere_is_made_on_the_host():
+    param = torch.nn.Parameter(torch.ones(4, 8, dtype=torch.bfloat16))
+    ((_, _, plan),) = hs.AdamW([("w", param)], compile=False, **hs.recipes.near_float32).plans()
+    group = types.SimpleNamespace(caller="AdamW", plan=lambda name, param: plan)
+    for state_device, expected in (("cpu", "cpu"), (None, "meta")):
+        home = host_state.state_home("AdamW", state_device)
+        (slot,) = home.slots_of(group, "w", torch.nn.Parameter(param.detach().to("meta")))
+        new = slot.new_arrays(plan.arrays)
+        assert new.keys() == plan.arrays.keys()
+        assert {x.device.type for x in new.values()} == {expected}
+
+
 def test_state_has_no_place_but_the_host():
     with pytest.raises(ValueError, match=r"state_device='cuda' is no place for state. Use \"cpu\", or None"):
         hs.AdamW([torch.nn.Parameter(torch.zeros(2))], state_device="cuda")
