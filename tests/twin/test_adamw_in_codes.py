@@ -57,6 +57,30 @@ def run_torch(p, gradients, rate=1e-3, **options):
     return w, next(iter(made.state.values()))
 
 
+def test_a_first_rate_of_zero_feeds_nothing_back():
+    """As a linear warm-up of torch's schedulers begins: its later rates are not known."""
+    p, gradients = draws(4)
+    rates = [0.0, 1e-5, 2e-5, 3e-5]
+    make = lambda named: halfstep_torch.AdamW(named, 0.0, param_storage="int8", seed=7, compile=False)  # noqa: E731
+    w = torch.nn.Parameter(torch.from_numpy(p.copy()))
+    optimizer = make([("w", w)])
+    for g, rate in zip(gradients, rates, strict=True):
+        optimizer.param_groups[0]["lr"], w.grad = rate, torch.from_numpy(g)
+        optimizer.step()
+    tx = optax.inject_hyperparams(halfstep_jax.adamw, hyperparam_dtype=jnp.float32)(
+        0.0, param_storage="int8", seed=7, weight_decay=0.01
+    )
+    params = {"w": jnp.asarray(p)}
+    state = tx.init(params)
+    for g, rate in zip(gradients, rates, strict=True):
+        state.hyperparams["learning_rate"] = jnp.float32(rate)
+        updates, state = jax.jit(tx.update)({"w": jnp.asarray(g)}, state, params)
+        params = optax.apply_updates(params, updates)
+    # Rows end at 0.2, and two steps of their codes apart are further than all rates together.
+    for end in (w.detach().numpy(), np.asarray(params["w"])):
+        assert abs(end - p).max() < 2 * 0.2 / 127 + sum(rates)
+
+
 @pytest.mark.parametrize("constant", [True, False])
 def test_in_float32_it_is_adamw(constant):
     """An array too small for codes. 30 steps round p, below 4, and what is added, by 2^-24 of 4 each."""

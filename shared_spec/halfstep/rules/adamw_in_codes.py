@@ -10,6 +10,9 @@ from halfstep.seeds import Seed
 from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import INT8, Rounding
 
+LARGEST = 2.0**20
+"""The bound of `mu`, below the end of integers under a fine scale (contract F14)."""
+
 
 class AdamWInCodes(Rule):
     """The whole step of AdamW, to weights that it rounds to codes, with what rounding leaves out fed back.
@@ -20,12 +23,12 @@ class AdamWInCodes(Rule):
         v = (b1 mu) + ((1 - b1) g);  root = sqrt((nu r2) + eps_root) + eps
         w = p - (((v (r1 lr)) / root) + ((lr weight_decay) p))
         param <- q = round(w);  e = w - q
-        mu <- round(v - (root (back e))),  back as in `AdamWFedBack`, without the bound by a gap
+        mu <- round(clamp(v - (root (back e)), -2^20, 2^20)),  back as in `AdamWFedBack`, without its gap
 
     In float32, each operation rounded once. Later steps add what `mu` has, times their rates: here e, once.
-    An error is divided by the rates that come, of which many are below a gap of 8 bits: so `mu` may have any
-    size. A bound on e would be a bias, because stochastic errors of w are small in one direction and large in
-    the other direction.
+    An error is divided by the rates that come, of which many are below a gap of 8 bits: so `mu` may be large;
+    the clamp is reached at rates below about 1e-9. A bound on e would be a bias, because stochastic errors of
+    w are small in one direction and large in the other direction.
 
     The update leads from p to q: the float32 weights of the model are the numbers of the codes.
     """
@@ -76,7 +79,7 @@ class AdamWInCodes(Rule):
         down = (v * n.ahead) / root + n.decayed * p
         w = p - down
         q = m.param.round(w)
-        m.mu.round(v - root * (n.back * (w - q)))
+        m.mu.round(op.clamp(v - root * (n.back * (w - q)), -LARGEST, LARGEST))
         return op.where(q == w, -down, op.where(q == p, -0.0, q - p))
 
 

@@ -34,7 +34,9 @@ def share_of_errors(
     later = b * b if nesterov else b
     total = later * _discounted(rates if unbias is None else rates * unbias, b, op)
     least = (later / (1 - b)) * (h.peak_lr * of_peak)
-    return 1 / op.maximum(op.maximum(total, least), TINY)
+    most = op.maximum(total, least)
+    # A rate of 0 whose rise is not known: nothing that is stored now would come back in proportion.
+    return op.float32(most > 0) / op.maximum(most, TINY)
 
 
 def _discounted(x: Number, b: Number, op: NumbersOp) -> Number:

@@ -22,6 +22,7 @@ NOTES = {
     "Brief": "hardly any momentum",
     "Still": "a learning rate of 0: nothing is divided by it",
     "Late": "a long run",
+    "Slow": "a rate so small that errors divided by it reach the clamp of mu",
     "Empty": "blocks without a gradient: what is fed back is past the largest scale of mu, where it stops",
 }
 
@@ -43,6 +44,7 @@ def cases() -> list[Case]:
         (_RULE(), (4, 6), 3, 0.0, ("Still",)),
         (_RULE(peak_lr=1e-2), (4, 6), 2, 1e-3, ("Rising",)),
         (_RULE(b2=0.95, mu_dtype="bfloat16"), (4, 6), 1_000_000, 1e-6, ("Late",)),
+        (_RULE(mu_dtype=scaled("int8", 4, scale="fine", **_SIZES)), (4, 6), 0, 1e-12, ("Slow",)),
         (_RULE(mu_dtype=_RELATIVE, nu_dtype=_UROOT8), (4, 6), 0, 1e-3, ("Empty",)),
         (_RULE(mu_dtype=_RELATIVE4, nu_dtype=_UROOT8), (4, 6), 0, 1e-3, ("Empty",)),
     ]

@@ -52,7 +52,8 @@ class ReturningRule(Rule):
             power = np.maximum(power, _SMALLEST) * np.maximum(power, _SMALLEST)
         total = later * (x[0] + power * (last / (one - b)))
         least = (later / (one - b)) * (peak * of_peak)
-        return one / np.maximum(np.maximum(total, least), _TINY)
+        most = np.maximum(total, least)
+        return np.float32(most > 0) / np.maximum(most, _TINY)
 
     def following(self, coming: np.ndarray | None) -> Any:
         """Return the rule with the rates of the steps that follow."""

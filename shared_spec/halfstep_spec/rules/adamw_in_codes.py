@@ -13,6 +13,9 @@ from halfstep_spec.rules.step import Links, Step, StepState
 from halfstep_spec.storage.formats import Format
 from halfstep_spec.storage.state_dtypes import scaled
 
+LARGEST = np.float32(2.0**20)
+"""The bound of mu, below the end of integers under a fine scale (F14)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AdamWInCodes(ReturningRule):
@@ -58,7 +61,7 @@ class AdamWInCodes(ReturningRule):
         down = ((v * n.ahead) / root) + (n.decayed * p)
         w = p - down
         q = moments.param.round(w)
-        moments.mu.round(v - (root * (n.back * (w - q))))
+        moments.mu.round(np.clip(v - (root * (n.back * (w - q))), -LARGEST, LARGEST))
         return np.where(q == w, -down, np.where(q == p, np.float32(-0.0), q - p))
 
 
