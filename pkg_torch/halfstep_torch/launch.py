@@ -62,13 +62,13 @@ class Launch:
     def __init__(self, optimizer: StateOwner, named: Parameters) -> None:
         """Check and sort parameters."""
         self._listed, self._choice = [param for _, _, param in named], optimizer._compile.choice
+        self._compile = optimizer._compile
         self._kinds: dict[tuple, Batch] = {}
         self._groups: dict[int, tuple[ReadGroup, _Entries]] = {}
         self._numbers, self._key = {}, KnownKey(len(named))
         self._states: tuple[list[Tensor], list] = [], []
         self._pairs: dict[int, ScaledStep | None] = {}  # by the id of a batch that is held
         self._scaled: dict[int, ScaledStep] = {}
-        self._uses = optimizer._compile.uses
         self.meshes, self._lacks = meshes_of(self._listed), False
         self._add(optimizer, named)
 
@@ -111,7 +111,7 @@ class Launch:
         self.batches, self._sharing = [*parts.values()], self._all_sharing
         if len(parts) < len(self._wholes) or any(batch.whole for batch in self.batches):
             self._sharing = some_sharing(self._all_sharing, parts)
-        self._norms = GradientNorms(self._uses)  # which keeps a table for each set of gradients
+        self._norms = GradientNorms(self._compile)  # which keeps a table for each set of gradients
         held = {*map(id, self._wholes)}
         for of_batches in (self._pairs, self._scaled):
             for gone in of_batches.keys() - held:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep.kernels import build
 from halfstep_spec.numbers import global_norm as spec_norm
 from halfstep_spec.rules.clip import clip
 from halfstep_torch.numbers.global_norm import global_norm, largest_pattern, sum_of_squares
@@ -139,3 +140,35 @@ def test_squares_below_2_to_the_minus_50_of_the_largest_add_nothing_to_an_exact_
     alone, among = torch.tensor([1.0]), torch.tensor([1.0, 0.99 * 2**-25, -(2.0**-40)])
     largest = largest_pattern([alone], torch.device("cpu"))
     assert torch.equal(sum_of_squares([among], largest), sum_of_squares([alone], largest))
+
+
+@pytest.mark.skipif(build.find_cc() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kernels_clip_with_the_bits_of_plain_steps(dtype):
+    scale = 1e37 if dtype == torch.float32 else 1.0  # past 2^64 what is scaled is 2^-64 times the gradient
+    plain, built = parameters(dtype, scale), parameters(dtype, scale)
+    for params in (plain, built):
+        wide = torch.ones(6, 8, dtype=dtype)[:, ::2]  # not row-major, and in no kernel
+        params[-1].data, params[-1].grad = torch.zeros_like(wide), wide
+    norm, of_kernels = (hs.clip_grad_norm_(x, 0.75, compile=y) for x, y in ((plain, False), (built, True)))
+    assert torch.equal(norm, of_kernels)
+    for g, expected in zip(gradients(built), gradients(plain), strict=True):
+        np.testing.assert_array_equal(g, expected)
+
+
+@pytest.mark.skipif(build.find_cc() is None, reason="needs a C compiler")
+def test_a_gradient_that_is_given_twice_is_scaled_twice():
+    p, q = (torch.nn.Parameter(torch.zeros(1000)) for _ in "ab")
+    p.grad, q.grad = (torch.full((1000,), 2.0) for _ in "ab")
+    for x, compile in ((p, True), (q, False)):
+        hs.clip_grad_norm_([x, x], 1.0, compile=compile)
+    assert torch.equal(p.grad, q.grad)
+
+
+def test_gradients_within_the_norm_keep_their_bits_and_their_version():
+    p = torch.nn.Parameter(torch.zeros(2))
+    p.grad = torch.tensor([0.5, -0.25])
+    version = p.grad._version
+    hs.clip_grad_norm_(p, 1.0)
+    assert p.grad.tolist() == [0.5, -0.25]
+    assert p.grad._version == version

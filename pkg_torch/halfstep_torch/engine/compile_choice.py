@@ -1,11 +1,16 @@
 """Whether steps run by kernels: the user's choice, and which compilers there are."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 
 from halfstep.kernels.build import find_cc
 from halfstep_torch.engine.kernels.kernel import Kernel
 from halfstep_torch.engine.kernels.triton_kernel import triton_version
 from halfstep_torch.say_once import say_once
+
+K = TypeVar("K", bound=Kernel)
 
 
 class CompileChoice:
@@ -43,11 +48,12 @@ class CompileChoice:
             say_once(f"{caller}: plain steps, which have the same bits and are slower: {problem}.")
         return not problem
 
-    def uses(self, kernel: Kernel, device: torch.device) -> bool:
-        """Whether steps on a device use a kernel that is built; never raises."""
+    def ready(self, device: torch.device, make: Callable[[], K]) -> K | None:
+        """Return a kernel, made if a device has a compiler, as soon as it is built; never raises."""
         if self.choice is False or _problem_of(device):
-            return False
-        return kernel.is_ready(wait=self.choice is True)
+            return None
+        kernel = make()
+        return kernel if kernel.is_ready(wait=self.choice is True) else None
 
     def has(self, caller: str, kernel: Kernel) -> bool:
         """Return whether a kernel can be called now.

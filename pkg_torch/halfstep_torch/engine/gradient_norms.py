@@ -1,12 +1,15 @@
 """The norms of many gradients: those of one dtype on one device by one call of a kernel."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from halfstep.kernels.c_driver import FIELDS
+from halfstep_torch.distributed.shards import PLAIN
+from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.kernels.norm_kernel import NormKernel, norm_kernel_of
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.norms import PIECE, norms, norms_of_sums
@@ -21,24 +24,26 @@ _NO_KEYS, _NO_NUMBERS = np.zeros((0, 1), np.uint32), np.zeros((1, 0), np.float32
 class GradientNorms:
     """`norms` of each of many arrays, in rows: with the bits of plain steps, and no copy of any array."""
 
-    def __init__(self, uses: Callable[[NormKernel, torch.device], bool]) -> None:
-        """Make it, given whether steps on a device use a kernel."""
-        self._uses, self._tables = uses, {}
+    def __init__(self, choice: CompileChoice) -> None:
+        self._choice, self._tables = choice, {}
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the norms, on the device of the first."""
         made = torch.empty(len(tensors), 2, dtype=torch.float32, device=tensors[0].device)
         kinds: dict[tuple, list[int]] = {}
         for i, x in enumerate(tensors):
-            kinds.setdefault((x.device, x.dtype) if x.is_contiguous() else (), []).append(i)
+            is_flat = type(x) in PLAIN and x.is_contiguous()
+            kinds.setdefault((x.device, x.dtype) if is_flat else (), []).append(i)
         for kind, places in kinds.items():
-            kernel = norm_kernel_of(_STAGE, (), kind[1], kind[0]) if kind else None
-            if kernel is not None and self._uses(kernel, kind[0]):
+            if kind and (kernel := self._kernel(*kind)) is not None:
                 made[places] = self._by_kernel(kernel, kind[0], [tensors[i] for i in places]).to(made.device)
                 continue
             for i in places:
                 made[i] = norms(tensors[i])
         return made
+
+    def _kernel(self, device: torch.device, dtype: torch.dtype) -> NormKernel | None:
+        return self._choice.ready(device, functools.partial(norm_kernel_of, _STAGE, (), dtype, device))
 
     def _by_kernel(self, kernel: NormKernel, device: torch.device, tensors: Sequence[Tensor]) -> Tensor:
         """Return the norms of arrays of one dtype on one device, in rows."""

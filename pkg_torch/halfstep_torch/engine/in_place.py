@@ -1,4 +1,4 @@
-"""Rounding arrays in place that no rule steps: sums of gradients, averages, weights from float32 copies.
+"""Rounding arrays in place that no rule steps: sums and clipped gradients, averages, float32 copies.
 
 By one call of a generated kernel, or in plain torch in pieces. Either way no temporary of the size of an
 array is made.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from halfstep.hyperparameters import Values
 from halfstep.random_words import leaf_id, word_role
+from halfstep_torch.distributed.shards import PLAIN
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.kernels.kernel import Kernel, kernel_of
@@ -29,6 +30,7 @@ from halfstep_torch.numbers.rounding import round_value
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
 _AHEAD = 64
+_NO_KEYS = np.zeros((0, 1), np.uint32)
 
 New = Callable[..., Tensor]
 """From two float32 arrays, and numbers, to the float32 value that is to be rounded."""
@@ -36,7 +38,7 @@ New = Callable[..., Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Rounding(Stage):
-    """The stage x <- stochastic(new(x, y, *numbers)), by R5; in float32 nothing is rounded.
+    """The stage x <- stochastic(new(x, y, *numbers)), by R5, or to nearest; in float32 nothing is rounded.
 
     Attributes:
         new: a function of a module, which is part of what kernels are known by.
@@ -72,11 +74,12 @@ class Rounding(Stage):
 
 
 @functools.cache
-def rounding(new: New, role: int, dtype: torch.dtype) -> Rounding:
-    """Return the stage for arrays x of a dtype, with the words of a role."""
-    draws = dtype != torch.float32
+def rounding(new: New, role: int | None, dtype: torch.dtype) -> Rounding:
+    """Return the stage for arrays x of a dtype, with the words of a role, or to nearest without one."""
     weights = BoundWeights(NearestWeights(), dtype=dtype_name(dtype))
-    sources, roles = (((0, role, True),),) * draws, ((word_role(role),),) * draws
+    sources, roles = (), ()
+    if role is not None and dtype != torch.float32:
+        sources, roles = (((0, role, True),),), ((word_role(role),),)
     return Rounding((), sources, roles, weights, (), dtype, negates=False, applies=True, new=new)
 
 
@@ -107,13 +110,22 @@ def run_kernel(
     stage: Rounding,
     pairs: Sequence[tuple[Tensor, Tensor]],
     keys: np.ndarray,
-    numbers: Values = (),
+    numbers: Values | Tensor = (),
     windows: Sequence[Window] | None = None,
 ) -> None:
-    """Round the first of each pair of row-major arrays by one call of a kernel."""
+    """Round the first of each pair of row-major arrays by one call of a kernel.
+
+    Numbers that are a float32 tensor stay on its device.
+    """
     windows = windows or [Window.full(tuple(x.shape)) for x, _ in pairs]
-    rows = [row_of(stage, window, pair) for window, pair in zip(windows, pairs, strict=True)]
-    kernel(np.array(rows, np.int64), np.ascontiguousarray(keys), np.array([flat(numbers)], np.float32), None)
+    table = np.array(
+        [row_of(stage, window, pair) for window, pair in zip(windows, pairs, strict=True)], np.int64
+    )
+    if isinstance(numbers, Tensor):
+        late = 0, numbers[:, None].expand(-1, len(pairs))
+        kernel(table, keys, np.zeros((1, len(numbers)), np.float32), None, late=late)
+    else:
+        kernel(table, np.ascontiguousarray(keys), np.array([flat(numbers)], np.float32), None)
     # A kernel writes to memory by its address: autograd must learn of it.
     torch.autograd.graph.increment_version([x for x, _ in pairs])
 
@@ -158,6 +170,36 @@ def round_in_place(
         step_pieces(stage, whole, other.to(part.device), None, {}, numbers, of_leaf, indices)
         if whole is not part:
             part.copy_(whole)
+
+
+def scale_in_place(caller: str, choice: CompileChoice, arrays: Sequence[Tensor], numbers: Tensor) -> None:
+    """Scale arrays in place: x <- nearest(quotient (scale x)), given both numbers."""
+    if numbers.device.type == "cpu" and bool((numbers == 1).all()):
+        return
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for x in arrays:
+        kinds.setdefault((x.device, x.dtype), []).append(x)
+    for (device, dtype), of_kind in kinds.items():
+        stage, here = rounding(_scaled, None, dtype), numbers.to(device)
+        kernel = stage.kernel(caller, choice, (1.0, 1.0), dtype, device)
+        if kernel is not None and _are_flat_and_apart(of_kind):
+            run_kernel(kernel, stage, [(x, x) for x in of_kind], _NO_KEYS, here)
+            continue
+        for x in of_kind:
+            x.copy_(_scaled(x.to(torch.float32), x, *here))
+
+
+def _scaled(x: Tensor, _: Tensor, quotient: Tensor, scale: Tensor) -> Tensor:
+    return TorchOp.scaled(x, quotient, scale)
+
+
+def _are_flat_and_apart(arrays: Sequence[Tensor]) -> bool:
+    """Whether arrays are row-major, and no two share memory, as a gradient that is given twice does."""
+    if not all(type(x) in PLAIN and x.is_contiguous() for x in arrays):
+        return False
+    starts = np.array([x.data_ptr() for x in arrays], np.int64)
+    order, ends = np.argsort(starts), starts + [x.nbytes for x in arrays]
+    return bool((starts[order][1:] >= ends[order][:-1]).all())
 
 
 def _pieces(x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -66,7 +66,7 @@ def unwrapped(optimizer: object) -> object:
     return optimizer
 
 
-def call_untraced(step: Callable[[], None]) -> None:
+def call_untraced(step: Callable[[], _Returned]) -> _Returned:
     """Call a step without autograd and outside of Dynamo."""
     grad_mode = torch.is_grad_enabled()
     try:
@@ -74,7 +74,7 @@ def call_untraced(step: Callable[[], None]) -> None:
         # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host. To
         # disable it imports it, which takes seconds, and nobody traces before it is imported.
         untraced = torch.compiler.disable(step) if "torch._dynamo" in sys.modules else step
-        untraced()  # pyright: ignore[reportCallIssue]
+        return untraced()  # pyright: ignore
     finally:
         # Twice: the handler of a signal may raise in the first. `torch.no_grad` would leave them off.
         try:

@@ -1,14 +1,20 @@
 """Clipping by the norm of all gradients: as a link of a chain, and in place. Contract: N3."""
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from halfstep.hyperparameters import Values
 from halfstep.rules import clip as shared
-from halfstep_torch.distributed.norms import clip, clip_factors, norms_of_shards
+from halfstep_torch.distributed.norms import clip_factors, norms_of_shards
 from halfstep_torch.distributed.shards import local_part, sharding
+from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.engine.gradient_norms import GradientNorms
+from halfstep_torch.engine.in_place import scale_in_place
+from halfstep_torch.engine.signals import call_untraced
 from halfstep_torch.gradients.after_backward import refuse_freed
 from halfstep_torch.links.link import Link, link_of
 from halfstep_torch.numbers import hyperparameters
@@ -30,9 +36,9 @@ class ClipByGlobalNorm(shared.ClipByGlobalNorm, Link):
 
 
 clip_by_global_norm = link_of(ClipByGlobalNorm)
+_CALLER = "clip_grad_norm_"
 
 
-@torch.no_grad()
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor],
     max_norm: float,
@@ -41,6 +47,7 @@ def clip_grad_norm_(
     foreach: bool | None = None,
     *,
     exact: bool = False,
+    compile: bool | Literal["auto"] = "auto",
 ) -> Tensor:
     """Scale all gradients in place so that their norm is at most `max_norm`; return the norm they had.
 
@@ -58,6 +65,8 @@ def clip_grad_norm_(
             and an infinite gradient makes the others zero; finite gradients are clipped whatever their norm.
         foreach: of torch; changes nothing here.
         exact: as in `clip_by_global_norm`.
+        compile: whether generated kernels add up squares and scale gradients: True, False, or "auto", as
+            `Optimizer` takes it. The bits are the same.
 
     Returns:
         The norm before, a float32 0-d tensor.
@@ -66,8 +75,8 @@ def clip_grad_norm_(
         TypeError: if `max_norm` is no number. Also if a gradient is sparse, of a dtype that float32 does not
             hold, or a DTensor with another placement than its weight.
         ValueError: if `max_norm` is negative, or `norm_type` is not 2.
-        RuntimeError: if the norm is not finite and `error_if_nonfinite` is set, or `release_gradients` frees
-            the gradients.
+        RuntimeError: if the norm is not finite and `error_if_nonfinite` is set; if `release_gradients` frees
+            the gradients; with `compile=True` if there is no compiler.
 
     Example:
         >>> p = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
@@ -77,43 +86,50 @@ def clip_grad_norm_(
 
     Source: as `clip_by_global_norm`; arguments as in torch.
     """
-    caller = "clip_grad_norm_"
     if isinstance(norm_type, bool) or norm_type != 2:
         raise ValueError(
-            f"{caller}: norm_type={norm_type!r} is not supported. Use norm_type=2.0, or "
+            f"{_CALLER}: norm_type={norm_type!r} is not supported. Use norm_type=2.0, or "
             "torch.nn.utils.clip_grad_norm_."
         )
-    bound = hyperparameters.bound(caller, "max_norm", max_norm)
+    bound = hyperparameters.bound(_CALLER, "max_norm", max_norm)
     if isinstance(parameters, torch.nn.Module):
         raise TypeError("clip_grad_norm_: the parameters are a module. Pass model.parameters().")
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    refuse_freed(caller, listed)
-    owners = [p for p in listed if p.grad is not None]
-    grads = [local_part(_checked(caller, p)) for p in owners]
-    norms = norms_of_shards(grads, owners, exact=exact)
+    refuse_freed(_CALLER, listed)
+    choice = CompileChoice(_CALLER, compile)
+    return call_untraced(functools.partial(_clip, listed, bound, choice, error_if_nonfinite, exact))
+
+
+def _clip(
+    params: Sequence[Tensor], max_norm: float, choice: CompileChoice, error_if_nonfinite: bool, exact: bool
+) -> Tensor:
+    owners = [p for p in params if p.grad is not None]
+    grads = [local_part(_checked(p)).detach() for p in owners]
+    for device in {grad.device for grad in grads}:
+        choice.check(_CALLER, device)
+    norms = norms_of_shards(grads, owners, exact=exact, each=GradientNorms(choice))
     norm = norms[0]
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(
-            f"{caller}: the norm of the gradients is {norm.item()}. "
+            f"{_CALLER}: the norm of the gradients is {norm.item()}. "
             "Skip the step, or pass error_if_nonfinite=False."
         )
-    for grad, clipped in zip(grads, clip(grads, norms, bound), strict=True):
-        grad.copy_(clipped)
+    scale_in_place(_CALLER, choice, grads, torch.stack(clip_factors(norms, max_norm)))
     return norm
 
 
-def _checked(caller: str, param: Tensor) -> Tensor:
+def _checked(param: Tensor) -> Tensor:
     """Return a gradient that can be clipped."""
     grad = param.grad
     assert grad is not None
     if sharding(grad) != sharding(param):
         raise TypeError(
-            f"{caller}: a gradient is placed as {sharding(grad)}, its weight as {sharding(param)}. "
+            f"{_CALLER}: a gradient is placed as {sharding(grad)}, its weight as {sharding(param)}. "
             "Redistribute it to the placements of its weight, or clip by clip_by_global_norm in the chain."
         )
     if grad.layout != torch.strided or grad.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         kind = "sparse" if grad.layout != torch.strided else str(grad.dtype).removeprefix("torch.")
         raise TypeError(
-            f"{caller}: a gradient is {kind}; gradients are dense float32, bfloat16 or float16. Cast it."
+            f"{_CALLER}: a gradient is {kind}; gradients are dense float32, bfloat16 or float16. Cast it."
         )
     return grad
