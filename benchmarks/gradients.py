@@ -128,14 +128,14 @@ def _sgd(**options) -> dict:
 
 
 FP8 = (_scaled("float8_e4m3fn"), _scaled("ufloat8_e5m3"))
-INT8 = (_scaled("int8"), _scaled("ufloat8_e4m4"))
+INT8 = (_scaled("int8"), _scaled("ufloat8_e5m3"))
 TABLES = (_codebook("dynamic8"), _codebook("udynamic8"))
 NEAREST: dict = {"mu_rounding": "nearest_unchecked"}
 FEEDBACK: dict = {"mu_rounding": "feedback"}
 
 EIGHT_BITS = (
     "mu e4m3fn, nu ufloat8_e5m3",
-    "mu int8, nu ufloat8_e4m4",
+    "mu int8, nu ufloat8_e5m3",
     "dynamic8, udynamic8",
 )
 ROWS = (
@@ -156,12 +156,12 @@ ROWS = (
     Row("mu relative int8, nu ufloat8_e5m3", _adam(_relative("int8", 128), FP8[1])),
     Row("mu relative int4, nu ufloat8_e5m3", _adam(_relative("int4", 32), FP8[1])),
     Row("mu e4m3fn, nu ufloat8_e5m3", _adam(*FP8)),
-    Row("mu int8, nu ufloat8_e4m4", _adam(*INT8)),
+    Row("mu int8, nu ufloat8_e5m3", _adam(*INT8)),
     Row("dynamic8, udynamic8", _adam(*TABLES)),
     Row("SGD, momentum 0.99 in bf16", **_sgd(accumulator_dtype="bfloat16")),
     Row("mu bf16 nearest, nu bf16", _adam("bfloat16", "bfloat16", **NEAREST)),
     Row("mu e4m3fn nearest, nu ufloat8_e5m3", _adam(*FP8, **NEAREST)),
-    Row("mu int8 nearest, nu ufloat8_e4m4", _adam(*INT8, **NEAREST)),
+    Row("mu int8 nearest, nu ufloat8_e5m3", _adam(*INT8, **NEAREST)),
     Row("mu dynamic8 nearest, nu udynamic8", _adam(*TABLES, **NEAREST)),
     Row(
         "SGD, momentum 0.99 in bf16, nearest",

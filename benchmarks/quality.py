@@ -77,7 +77,6 @@ PLAIN = _moments(hs.relative("float8_e3m4"), "ufloat8_e6m2")
 INT8 = _moments(_relative("int8", 128), _scaled("ufloat8_e5m3"))
 INT4 = _moments(_relative("int4", 32), _scaled("ufloat8_e5m3"))
 E5M3 = {"nu_dtype": _scaled("ufloat8_e5m3")}
-E4M4 = {"nu_dtype": _scaled("ufloat8_e4m4")}
 MAPPED8 = (_codebook("dynamic8"), _codebook("udynamic8"))
 MAPPED4 = (_codebook("dynamic4"), _codebook("ulinear4"))
 EIGHT = hs.recipes.eight_bit | {"nu_dtype": _scaled("uroot8")}
@@ -97,16 +96,13 @@ ROWS = (
     Row("float32; four_bit: relative int4 with feedback, uroot8", options=FOUR),
     Row("float32; mu relative e3m4, nu ufloat8_e6m2", options=PLAIN),
     Row("float32; mu relative e3m4, nu uroot8", options=EIGHT | {"mu_rounding": "stochastic"}),
-    Row("float32; mu relative e3m4, nu ufloat8_e4m4", options=PLAIN | E4M4),
     Row("float32; mu relative e3m4, nu ufloat8_e5m3", options=PLAIN | E5M3),
-    Row("float32; mu relative int8, nu ufloat8_e4m4", options=INT8 | E4M4),
     Row("float32; mu relative int8, nu ufloat8_e5m3", options=INT8),
-    Row("float32; mu relative int4, nu ufloat8_e4m4", options=INT4 | E4M4),
     Row("float32; mu relative int4, nu ufloat8_e5m3", options=INT4),
     Row("float32; fp8: mu e4m3fn, nu ufloat8_e5m3", options=FP8),
     Row("float32; fp8: mu e4m3fn, nu e4m3fn", options=_moments(*FP8_E4M3, mu_rounding="stochastic")),
     Row("float32; fp8 e4m3fn nearest", options=_moments(*FP8_E4M3, NEAREST)),
-    Row("float32; int8 mu, nu ufloat8_e4m4", options=_moments(_scaled("int8"), _scaled("ufloat8_e4m4"))),
+    Row("float32; int8 mu, nu ufloat8_e5m3", options=_moments(_scaled("int8"), _scaled("ufloat8_e5m3"))),
     Row("float32; 8-bit tables: dynamic8, udynamic8", options=_moments(*MAPPED8)),
     Row("float32; 8-bit tables, nearest", options=_moments(*MAPPED8, NEAREST)),
     Row("float32; 4-bit tables: dynamic4, ulinear4", options=_moments(*MAPPED4)),
@@ -252,10 +248,9 @@ def compare(full: np.ndarray, reference: np.ndarray, start: np.ndarray) -> dict[
 
 FP8_ROW = "float32; fp8: mu e4m3fn, nu ufloat8_e5m3"
 ONE_PASS = "float32; one_pass: mulaw8, uroot4_e4m4"
-INT8_ROWS, INT4_ROWS = (
-    [f"float32; mu relative {mu}, nu ufloat8_{nu}" for nu in ("e4m4", "e5m3")] for mu in ("int8", "int4")
+E3M4_ROW, INT8_ROW, INT4_ROW = (
+    f"float32; mu relative {mu}, nu ufloat8_e5m3" for mu in ("e3m4", "int8", "int4")
 )
-EIGHT_ROWS = [f"float32; mu relative e3m4, nu ufloat8_{nu}" for nu in ("e4m4", "e5m3")] + INT8_ROWS
 TABLES8 = "float32; 8-bit tables: dynamic8, udynamic8"
 TABLES4 = [f"float32; 4-bit tables: dynamic4, {nu}" for nu in ("ulinear4", "udynamic4")]
 NOISE = "float32, another batch order"
@@ -278,16 +273,11 @@ CLAIMS: dict[str, Callable[[Figures, Figures], bool]] = {
     "four_bit: dist < 0.05": lambda dist, proj: (
         dist["float32; four_bit: relative int4 with feedback, uroot8"] < 0.05
     ),
-    "relative int8, e4m4: dist < 0.035": lambda dist, proj: dist[INT8_ROWS[0]] < 0.035,
-    "relative e3m4, e4m4: dist < 0.04": lambda dist, proj: dist[EIGHT_ROWS[0]] < 0.04,
-    "relative int8, e5m3: nearer than fp8": lambda dist, proj: dist[INT8_ROWS[1]] < dist[FP8_ROW],
+    "relative int8, e5m3: nearer than fp8": lambda dist, proj: dist[INT8_ROW] < dist[FP8_ROW],
     "relative 8 bits: |proj - 1| < 0.0005": lambda dist, proj: (
-        max(abs(proj[name] - 1) for name in EIGHT_ROWS) < 0.0005
+        max(abs(proj[name] - 1) for name in (E3M4_ROW, INT8_ROW)) < 0.0005
     ),
-    "relative int4, e4m4: dist < 0.1 and |proj - 1| < 0.002": lambda dist, proj: (
-        dist[INT4_ROWS[0]] < 0.1 and abs(proj[INT4_ROWS[0]] - 1) < 0.002
-    ),
-    "relative int4, e5m3: below another batch order": lambda dist, proj: dist[INT4_ROWS[1]] < dist[NOISE],
+    "relative int4, e5m3: below another batch order": lambda dist, proj: dist[INT4_ROW] < dist[NOISE],
     "8-bit tables: dist < 0.06 and |proj - 1| < 0.01": lambda dist, proj: (
         dist[TABLES8] < 0.06 and abs(proj[TABLES8] - 1) < 0.01
     ),

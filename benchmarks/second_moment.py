@@ -49,7 +49,6 @@ FORMATS = {
     "bfloat16, nearest": (_plain("bfloat16"), False),
     "scaled float16": (_scaled("float16"), True),
     "scaled ufloat8_e5m3": (_scaled("ufloat8_e5m3"), True),
-    "scaled ufloat8_e4m4": (_scaled("ufloat8_e4m4"), True),
     "ufloat8_e6m2": (_plain("ufloat8_e6m2"), True),
     "uroot4_e4m4": (_plain("uroot4_e4m4"), True),
     "scaled uroot8": (_scaled("uroot8"), True),
@@ -141,7 +140,7 @@ def claims(rows: list[dict]) -> dict[str, bool]:
 
 def misses(rows: list[dict]) -> list[str]:
     """Return where a format of 8 bits, rounded stochastically, misses the aim, in sentences."""
-    bits = ("scaled ufloat8_e5m3", "scaled ufloat8_e4m4", "ufloat8_e6m2", "codebook udynamic8")
+    bits = ("scaled ufloat8_e5m3", "ufloat8_e6m2", "codebook udynamic8")
     found = []
     for row in (row for row in rows if row["format"] in bits):
         what = [] if 0.97 < row["median"] < 1.03 else [f"median {row['median']:.3f}"]

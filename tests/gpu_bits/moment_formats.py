@@ -22,7 +22,7 @@ _FAMILIES: dict[str, dict] = {
 # Layouts that no list of codes has.
 _FURTHER: tuple[Pair, ...] = (
     (hs.scaled("float8_e4m3fn", "row"), hs.scaled("ufloat8_e5m3", "row")),
-    (hs.scaled("int8", scale="fine"), hs.scaled("ufloat8_e4m4")),
+    (hs.scaled("int8", scale="fine"), hs.scaled("ufloat8_e5m3")),
 )
 
 

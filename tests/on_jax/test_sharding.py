@@ -137,7 +137,7 @@ EXPLICIT = {
     ),
     "four_bit": lambda: hs.adamw(1e-3, **hs.recipes.four_bit),
     "tables": lambda: hs.adamw(1e-3, mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("udynamic8")),
-    "cut": lambda: hs.adamw(1e-3, mu_dtype=hs.scaled("int8", 100), nu_dtype=hs.scaled("ufloat8_e4m4", None)),
+    "cut": lambda: hs.adamw(1e-3, mu_dtype=hs.scaled("int8", 100), nu_dtype=hs.scaled("ufloat8_e5m3", None)),
     "store_state": lambda: hs.store_state(optax.adam(1e-3), hs.scaled("int8")),
     "lamb16": lambda: hs.lamb16(1e-3),
     "clip": lambda: optax.chain(hs.clip_by_global_norm(1.0, exact=True), hs.sgd(0.1)),

@@ -23,7 +23,6 @@ _BYTES = {
     "float8_e5m2": (32, 254),
     "int8": (7, 254),
     "ufloat8_e5m3": (31, 253),
-    "ufloat8_e4m4": (15, 253),
     "uroot8": (46, 253),
 }
 """The lowest and the highest scale byte of each format."""

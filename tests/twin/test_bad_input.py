@@ -22,10 +22,7 @@ ROUNDINGS = 'Use "stochastic", "feedback", "nearest", "auto" or "nearest_uncheck
 NO_SIGN = "has no sign. Use it for nu, and a signed format for mu."
 NO_SCALE = "cannot hold a moment without a block scale."
 TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'
-SCALED = (
-    'Use "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "int8", "ufloat8_e5m3", "ufloat8_e4m4" '
-    'or "uroot8".'
-)
+SCALED = 'Use "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "int8", "ufloat8_e5m3" or "uroot8".'
 TABLES = 'Use "dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4".'
 POWER = "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
 CANCELS = f"trust_power=1.0 cancels the learning rate: a schedule would do nothing. {POWER}"

@@ -21,7 +21,7 @@ GRID = [
     ("bfloat16", "bfloat16", "bfloat16", "stochastic", None),
     ("scaled float8_e4m3fn", "scaled ufloat8_e5m3", "bfloat16", "stochastic", {"trust_power": None}),
     ("scaled float8_e4m3fn", "scaled ufloat8_e5m3", "bfloat16", "split16", {"trust_power": 0.382}),
-    ("scaled int8", "scaled ufloat8_e4m4", "bfloat16", "master", {"trust_power": 0.5, "max_norm": 3.0}),
+    ("scaled int8", "scaled uroot8", "bfloat16", "master", {"trust_power": 0.5, "max_norm": 3.0}),
     ("float32", "scaled float16", "bfloat16", "compensated", {"bias_correction": False}),
 ]
 

@@ -28,7 +28,7 @@ GRID = [
     ("adam", "scaled float8_e4m3fn", "scaled ufloat8_e5m3", "stochastic"),
     ("adam", "scaled float8_e4m3fn", "scaled float8_e4m3fn", "split16"),
     ("adam", "scaled float8_e5m2", "scaled float8_e5m2", "master"),
-    ("adam", "scaled int8", "scaled ufloat8_e4m4", "split8"),
+    ("adam", "scaled int8", "scaled ufloat8_e5m3", "split8"),
     ("adam", "scaled float8_e3m4", "scaled float8_e3m4", "nearest"),
     ("adam", "scaled float16", "ufloat8_e6m2", "nearest"),
     ("adam", "float16", "float32", "compensated"),
@@ -41,7 +41,7 @@ GRID = [
     ("adam", "codebook dynamic8", "codebook udynamic8", "stochastic"),
     ("adam", "codebook dynamic4", "codebook ulinear4", "split16"),
     ("adam", "relative float8_e3m4", "ufloat8_e6m2", "stochastic"),
-    ("adam", "relative int8", "scaled ufloat8_e4m4", "split16"),
+    ("adam", "relative int8", "scaled ufloat8_e5m3", "split16"),
     ("adam", "relative int4", "scaled ufloat8_e5m3", "stochastic"),
     ("adam", "relative mulaw8", "uroot4_e4m4", "stochastic"),
 ]

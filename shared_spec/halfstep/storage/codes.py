@@ -25,7 +25,7 @@ PLAIN_CODES: dict[str, Codes] = {
 SCALED_CODES: dict[str, Codes] = {
     **{name: SignedCodes.of(fmt) for name, fmt in FLOAT_FORMATS.items() if name != "bfloat16"},
     "int8": IntegerCodes.of(INT8),
-    **{name: UNSIGNED_CODES[name] for name in ("ufloat8_e5m3", "ufloat8_e4m4")},
+    "ufloat8_e5m3": UNSIGNED_CODES["ufloat8_e5m3"],
     **ROOT_CODES,
 }
 """The codes of `scaled`."""

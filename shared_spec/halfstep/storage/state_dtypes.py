@@ -40,7 +40,7 @@ def scaled(
     Args:
         dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" or "int8". "float8_e3m4" has 4 bits of
             mantissa and 10 binades, for the `mu` of blocks with values close together. Second moments
-            alone also have "ufloat8_e5m3" and "ufloat8_e4m4", floats of 8 bits without a sign, and "uroot8",
+            alone also have "ufloat8_e5m3", a float of 8 bits without a sign, and "uroot8",
             the 8-bit choice for `nu`. "uroot8" holds eighth powers of evenly spaced numbers, with steps of
             3 % at the top, over 43 binades.
         block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans

@@ -47,7 +47,6 @@ UNSIGNED_FLOATS = {
     fmt.name: fmt
     for fmt in (
         UnsignedFloat("ufloat8_e5m3", 5, 3),
-        UnsignedFloat("ufloat8_e4m4", 4, 4),
         UnsignedFloat("ufloat8_e6m2", 6, 2, fixed=77),  # 2^-50 and up
     )
 }

@@ -30,7 +30,6 @@ SCALED_CODES: dict[str, Codes] = {
     "float8_e3m4": SignedCodes(FLOAT_FORMATS["float8_e3m4"]),
     "int8": IntegerCodes(),
     "ufloat8_e5m3": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e5m3"]),
-    "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),
     "uroot8": RootCodes(),
 }
 """By name: codes that `scaled` takes."""
