@@ -12,7 +12,7 @@ from halfstep_jax.checkpoint.float32_weights import float32_params
 from halfstep_jax.checkpoint.link_moments import decoded_moments
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.named import named_transform
 from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 
@@ -100,4 +100,8 @@ def schedule_free_adamw(
 
     Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1; contract A16, A17.
     """
-    return of_arguments(SCHEDULE_FREE_ADAMW, locals())
+    return named_transform(
+        SCHEDULE_FREE_ADAMW, learning_rate=learning_rate, warmup_steps=warmup_steps, b1=b1, b2=b2, eps=eps,
+        weight_decay=weight_decay, mask=mask, lead_dtype=lead_dtype, nu_dtype=nu_dtype,
+        nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage, seed=seed,
+    )  # fmt: skip

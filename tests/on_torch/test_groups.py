@@ -14,7 +14,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.links.group_entries import ASKS_FOR_NOTHING, ELSEWHERE
-from halfstep_torch.rules.named import of_arguments
+from halfstep_torch.rules.named import optimizer_arguments
 from on_torch.steps import assert_same_snapshots, snapshot, step_by_ones
 
 
@@ -507,9 +507,10 @@ def test_every_option_of_an_optimizer_is_known_to_the_groups_of_the_others():
 
 
 def test_a_misspelt_argument_of_a_subclass_is_refused():
-    arguments = {name: x.default for name, x in inspect.signature(hs.AdamW.__init__).parameters.items()}
-    of_arguments(hs.AdamW, {**arguments, "params": []})
+    parameters = inspect.signature(hs.AdamW).parameters
+    arguments = {**{name: x.default for name, x in parameters.items()}, "params": []}
+    optimizer_arguments(hs.AdamW, **arguments)
     with pytest.raises(
         TypeError, match=r"nothing reads the argument nu_roundng\. Did you mean nu_rounding\?$"
     ):
-        of_arguments(hs.AdamW, {**arguments, "params": [], "nu_roundng": "nearest"})
+        optimizer_arguments(hs.AdamW, **arguments, nu_roundng="nearest")

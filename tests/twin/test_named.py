@@ -1,7 +1,9 @@
 """Named optimizers: every alias of JAX has a class of torch, and both are what `rules.named` declares."""
 
+import ast
 import functools
 import inspect
+import textwrap
 
 import jax
 import numpy as np
@@ -47,6 +49,19 @@ def test_the_arguments_for_moments_are_arguments_of_both(alias):
         arguments = inspect.signature(function).parameters
         formats = {name for name in arguments if name.endswith("_dtype") and name != "ns_dtype"}
         assert {moment.dtype for moment in CLASSES[alias].named.moments} == formats
+
+
+@pytest.mark.parametrize("alias", TABLE.keys() - {"muon"})
+def test_an_alias_passes_every_argument_to_its_links_by_name(alias):
+    passed_on = ("named_transform", "optimizer_arguments")
+    for function in (getattr(halfstep_jax, alias), CLASSES[alias].__init__):
+        source = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+        calls = [x for x in ast.walk(source) if isinstance(x, ast.Call)]
+        (call,) = (x for x in calls if isinstance(x.func, ast.Name) and x.func.id in passed_on)
+        passed = {x.arg: ast.unparse(x.value) for x in call.keywords if x.arg is not None}
+        assert passed == {name: name for name in passed}
+        left_out = {"self"} | ({"momentum"} if function is halfstep_jax.sgd else set())  # of 0: no link
+        assert inspect.signature(function).parameters.keys() - left_out == passed.keys()
 
 
 def test_an_argument_of_both_packages_has_one_default_but_for_what_their_users_know():

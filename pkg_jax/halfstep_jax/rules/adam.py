@@ -15,7 +15,7 @@ from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.rule import state_of
-from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.named import named_transform
 from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
@@ -110,7 +110,11 @@ def adam(  # noqa: D417 (the others are its links')
 
     Source: as `scale_by_adam`; the order of the links is contract A6.
     """
-    return of_arguments(ADAM, locals())
+    return named_transform(
+        ADAM, learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root, mu_dtype=mu_dtype,
+        nu_dtype=nu_dtype, mu_rounding=mu_rounding, nu_rounding=nu_rounding, recipe=recipe,
+        param_storage=param_storage, nesterov=nesterov, peak_lr=peak_lr, seed=seed,
+    )  # fmt: skip
 
 
 @takes_recipe(ADAMW.moments)
@@ -156,4 +160,9 @@ def adamw(
     links is contract A6. Weights in 8 bits: contract A20 and P8, after M. Nikdan et al., "ECO: Quantized
     Training without Full-Precision Master Weights", arXiv:2601.22101.
     """
-    return of_arguments(ADAMW, locals())
+    return named_transform(
+        ADAMW, learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root, mu_dtype=mu_dtype,
+        weight_decay=weight_decay, mask=mask, nu_dtype=nu_dtype, mu_rounding=mu_rounding,
+        nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage, nesterov=nesterov,
+        cautious=cautious, peak_lr=peak_lr, seed=seed,
+    )  # fmt: skip

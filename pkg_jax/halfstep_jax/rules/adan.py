@@ -8,7 +8,7 @@ from halfstep.rules.adan import ScaleByAdan
 from halfstep.rules.named import ADAN
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
-from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.named import named_transform
 from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
@@ -53,4 +53,9 @@ def adan(
 
     Source: as `scale_by_adan`; the order of the links is contract A6.
     """
-    return of_arguments(ADAN, locals())
+    return named_transform(
+        ADAN, learning_rate=learning_rate, b1=b1, b2=b2, b3=b3, eps=eps, weight_decay=weight_decay, mask=mask,
+        mu_dtype=mu_dtype, diff_dtype=diff_dtype, nu_dtype=nu_dtype, grad_dtype=grad_dtype,
+        mu_rounding=mu_rounding, nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage,
+        seed=seed,
+    )  # fmt: skip

@@ -8,7 +8,7 @@ from halfstep.rules.ademamix import ScaleByAdemamix
 from halfstep.rules.named import ADEMAMIX
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
-from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.named import named_transform
 from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
@@ -54,4 +54,9 @@ def ademamix(
 
     Source: as `scale_by_ademamix`; the order of the links is contract A6.
     """
-    return of_arguments(ADEMAMIX, locals())
+    return named_transform(
+        ADEMAMIX, learning_rate=learning_rate, b1=b1, b2=b2, b3=b3, alpha=alpha, eps=eps, eps_root=eps_root,
+        mu_dtype=mu_dtype, weight_decay=weight_decay, mask=mask, slow_dtype=slow_dtype, nu_dtype=nu_dtype,
+        mu_rounding=mu_rounding, slow_rounding=slow_rounding, nu_rounding=nu_rounding, recipe=recipe,
+        param_storage=param_storage, seed=seed,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.named import LAMB, LAMB16
 from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
-from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.named import named_transform
 from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType, scaled
 
@@ -68,7 +68,12 @@ def lamb(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
-    return of_arguments(LAMB, locals())
+    return named_transform(
+        LAMB, learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root,
+        weight_decay=weight_decay, mask=mask, mu_dtype=mu_dtype, nu_dtype=nu_dtype, mu_rounding=mu_rounding,
+        nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage, bias_correction=bias_correction,
+        max_norm=max_norm, exact=exact, axis_names=axis_names, seed=seed,
+    )  # fmt: skip
 
 
 @takes_recipe(LAMB16.moments)
@@ -120,6 +125,10 @@ def lamb16(  # noqa: D417 (the others are its links')
     Source: vxst, "LAMB16", 2024, https://github.com/vxst/LAMB16, for the aim and the ratio; LAMB as in `lamb`
         (contract L4).
     """
-    if trust_power is None:
-        return of_arguments(dataclasses.replace(LAMB, alias="lamb16"), locals())
-    return of_arguments(LAMB16, locals())
+    named = LAMB16 if trust_power is not None else dataclasses.replace(LAMB, alias="lamb16")
+    return named_transform(
+        named, learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, eps_root=eps_root,
+        weight_decay=weight_decay, mask=mask, mu_dtype=mu_dtype, nu_dtype=nu_dtype, mu_rounding=mu_rounding,
+        nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage, bias_correction=bias_correction,
+        max_norm=max_norm, trust_power=trust_power, exact=exact, axis_names=axis_names, seed=seed,
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.rule import state_of
-from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.named import named_transform
 from halfstep_jax.rules.weight_decay import Mask
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
@@ -63,4 +63,8 @@ def lion(
 
     Source: as `scale_by_lion`; the order of the links is contract A6.
     """
-    return of_arguments(LION, locals())
+    return named_transform(
+        LION, learning_rate=learning_rate, b1=b1, b2=b2, mu_dtype=mu_dtype, weight_decay=weight_decay,
+        mask=mask, mu_rounding=mu_rounding, recipe=recipe, param_storage=param_storage, cautious=cautious,
+        seed=seed,
+    )  # fmt: skip

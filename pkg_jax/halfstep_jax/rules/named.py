@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import optax
@@ -26,8 +27,8 @@ _LINKS: Links = {
 }
 
 
-def of_arguments(named: Named, arguments: Arguments) -> optax.GradientTransformationExtraArgs:
-    """Return the transform of a named optimizer, given the arguments of its alias."""
+def named_transform(named: Named, **arguments: Any) -> optax.GradientTransformationExtraArgs:
+    """Return the transform of a named optimizer. Its links check the arguments of the alias."""
     storage = arguments["param_storage"]
     if whole := named.whole.get(storage):
         arguments = {**arguments, "peak_lr": _peak_lr(named.alias, arguments)}

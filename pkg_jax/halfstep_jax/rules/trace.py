@@ -12,7 +12,7 @@ from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import FED_BACK, ParamStorage
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.rule import state_of
-from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.rules.named import named_transform
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
 
@@ -64,8 +64,11 @@ def sgd(  # noqa: D417 (the others are its links')
 
     Source: as `trace`; the order of the links is contract A6.
     """
-    arguments = locals()
     none = momentum is None or (isinstance(momentum, int | float) and momentum == 0)
-    if none and param_storage != FED_BACK:  # which needs one, and names the value
-        del arguments["momentum"]
-    return of_arguments(SGD, arguments)
+    # "feedback" needs a momentum, and its error names the value.
+    sum_of_updates = {} if none and param_storage != FED_BACK else {"momentum": momentum}
+    return named_transform(
+        SGD, learning_rate=learning_rate, **sum_of_updates, nesterov=nesterov,
+        accumulator_dtype=accumulator_dtype, rounding=rounding, recipe=recipe, param_storage=param_storage,
+        peak_lr=peak_lr, seed=seed,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from halfstep.weight_storage import ParamStorage
 from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rules.named import of_arguments
+from halfstep_torch.rules.named import optimizer_arguments
 from halfstep_torch.storage.state_dtypes import DType
 
 scale_by_adam = link_of(ScaleByAdam)
@@ -74,7 +74,14 @@ class Adam(Optimizer):
         if decoupled_weight_decay:
             caller = type(self).__name__
             raise ValueError(f"{caller}: decoupled_weight_decay=True is not supported. Use AdamW.")
-        super().__init__(**of_arguments(type(self), locals()))
+        arguments = optimizer_arguments(
+            type(self), params=params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+            amsgrad=amsgrad, maximize=maximize, mu_dtype=mu_dtype, nu_dtype=nu_dtype, mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage, seed=seed, compile=compile,
+            names=names, state_device=state_device, foreach=foreach, capturable=capturable,
+            differentiable=differentiable, fused=fused, decoupled_weight_decay=decoupled_weight_decay,
+        )  # fmt: skip
+        super().__init__(**arguments)
 
 
 class AdamW(Optimizer):
@@ -159,4 +166,11 @@ class AdamW(Optimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(**of_arguments(type(self), locals()))
+        arguments = optimizer_arguments(
+            type(self), params=params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+            amsgrad=amsgrad, maximize=maximize, mu_dtype=mu_dtype, nu_dtype=nu_dtype, mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage, cautious=cautious, seed=seed,
+            compile=compile, names=names, state_device=state_device, foreach=foreach, capturable=capturable,
+            differentiable=differentiable, fused=fused,
+        )  # fmt: skip
+        super().__init__(**arguments)

@@ -13,7 +13,7 @@ from halfstep.weight_storage import ParamStorage
 from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rules.named import of_arguments
+from halfstep_torch.rules.named import optimizer_arguments
 from halfstep_torch.storage.state_dtypes import DType
 
 scale_by_adan = link_of(ScaleByAdan)
@@ -64,4 +64,10 @@ class Adan(Optimizer):
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
-        super().__init__(**of_arguments(type(self), locals()))
+        arguments = optimizer_arguments(
+            type(self), params=params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+            maximize=maximize, mu_dtype=mu_dtype, diff_dtype=diff_dtype, nu_dtype=nu_dtype,
+            grad_dtype=grad_dtype, mu_rounding=mu_rounding, nu_rounding=nu_rounding, recipe=recipe,
+            param_storage=param_storage, seed=seed, compile=compile, names=names, state_device=state_device,
+        )  # fmt: skip
+        super().__init__(**arguments)

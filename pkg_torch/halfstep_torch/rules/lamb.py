@@ -14,7 +14,7 @@ from halfstep.storage.moment_formats import Rounding
 from halfstep.weight_storage import ParamStorage
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rules.named import of_arguments
+from halfstep_torch.rules.named import optimizer_arguments
 from halfstep_torch.storage.state_dtypes import DType, scaled
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
@@ -78,7 +78,14 @@ class Lamb(Optimizer):
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
-        super().__init__(**of_arguments(type(self), locals()))
+        arguments = optimizer_arguments(
+            type(self), params=params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+            maximize=maximize, mu_dtype=mu_dtype, nu_dtype=nu_dtype, mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage,
+            bias_correction=bias_correction, max_norm=max_norm, exact=exact, seed=seed, compile=compile,
+            names=names, state_device=state_device,
+        )  # fmt: skip
+        super().__init__(**arguments)
 
 
 class Lamb16(Optimizer):
@@ -138,4 +145,11 @@ class Lamb16(Optimizer):
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
-        super().__init__(**of_arguments(type(self), locals()))
+        arguments = optimizer_arguments(
+            type(self), params=params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+            maximize=maximize, mu_dtype=mu_dtype, nu_dtype=nu_dtype, mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage,
+            bias_correction=bias_correction, max_norm=max_norm, trust_power=trust_power, exact=exact,
+            seed=seed, compile=compile, names=names, state_device=state_device,
+        )  # fmt: skip
+        super().__init__(**arguments)

@@ -13,7 +13,7 @@ from halfstep.weight_storage import ParamStorage
 from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rules.named import of_arguments
+from halfstep_torch.rules.named import optimizer_arguments
 from halfstep_torch.storage.state_dtypes import DType
 
 scale_by_lion = link_of(ScaleByLion)
@@ -58,4 +58,9 @@ class Lion(Optimizer):
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
-        super().__init__(**of_arguments(type(self), locals()))
+        arguments = optimizer_arguments(
+            type(self), params=params, lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize,
+            mu_dtype=mu_dtype, mu_rounding=mu_rounding, recipe=recipe, param_storage=param_storage,
+            cautious=cautious, seed=seed, compile=compile, names=names, state_device=state_device,
+        )  # fmt: skip
+        super().__init__(**arguments)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from typing import Any
 
 from halfstep.hyperparameters import Arguments, Values, several
 from halfstep.other_names import advice_on_argument
@@ -40,8 +41,8 @@ _LINKS: dict[type[Rule], type[Rule]] = {
 }
 
 
-def of_arguments(optimizer: type[Optimizer], arguments: Arguments) -> Arguments:
-    """Return what `Optimizer` takes, given the arguments of a class that has its `named`."""
+def optimizer_arguments(optimizer: type[Optimizer], **arguments: Any) -> Arguments:
+    """Return the arguments of `Optimizer`, from those of a class with `named`, checked by its links."""
     caller, named = optimizer.__name__, named_of(optimizer)
     choices = (*(moment.rounding for moment in named.moments), *named.choices, "param_storage")
     _check_arguments(caller, arguments, {*named.arguments, *choices})
@@ -57,7 +58,7 @@ def of_arguments(optimizer: type[Optimizer], arguments: Arguments) -> Arguments:
 def _check_arguments(caller: str, arguments: Arguments, own: set[str]) -> None:
     """Raise TypeError for an argument that nothing reads, as of a subclass that misspells one."""
     known = {*own, *_OF_OPTIMIZER, *ASKS_FOR_NOTHING, "lr", "betas", "recipe", "seed"}
-    for name in arguments.keys() - known - {"self", "__class__"}:
+    for name in arguments.keys() - known:
         raise TypeError(
             f"{caller}: nothing reads the argument {name}. {advice_on_argument(name, sorted(known))}"
         )

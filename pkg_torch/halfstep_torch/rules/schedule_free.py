@@ -23,7 +23,7 @@ from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.optimizer_state.saved_state import headers_of, load
 from halfstep_torch.optimizer_state.state_dict import read_groups
-from halfstep_torch.rules.named import of_arguments
+from halfstep_torch.rules.named import optimizer_arguments
 from halfstep_torch.storage.state_dtypes import DType
 
 _TRAINED = "trained"
@@ -133,7 +133,13 @@ class AdamWScheduleFree(Optimizer):
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
-        super().__init__(**of_arguments(type(self), locals()))
+        arguments = optimizer_arguments(
+            type(self), params=params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+            warmup_steps=warmup_steps, maximize=maximize, lead_dtype=lead_dtype, nu_dtype=nu_dtype,
+            nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage, seed=seed, compile=compile,
+            names=names, state_device=state_device,
+        )  # fmt: skip
+        super().__init__(**arguments)
 
     @between_steps
     @torch.no_grad()

@@ -13,7 +13,7 @@ from halfstep.weight_storage import ParamStorage
 from halfstep_torch.links.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rules.named import of_arguments
+from halfstep_torch.rules.named import optimizer_arguments
 from halfstep_torch.storage.state_dtypes import DType
 
 trace = link_of(Trace)
@@ -75,4 +75,11 @@ class SGD(Optimizer):
         if nesterov and not momentum:
             caller = type(self).__name__
             raise ValueError(f"{caller}: nesterov=True with momentum={momentum}. Use a momentum such as 0.9.")
-        super().__init__(**of_arguments(type(self), locals()))
+        arguments = optimizer_arguments(
+            type(self), params=params, lr=lr, momentum=momentum, dampening=dampening,
+            weight_decay=weight_decay, nesterov=nesterov, maximize=maximize,
+            accumulator_dtype=accumulator_dtype, rounding=rounding, recipe=recipe,
+            param_storage=param_storage, seed=seed, compile=compile, names=names, state_device=state_device,
+            foreach=foreach, differentiable=differentiable, fused=fused,
+        )  # fmt: skip
+        super().__init__(**arguments)
