@@ -140,7 +140,6 @@ def _scaled_settings() -> list[Setting]:
         Setting(
             "fp8, split16", eight_bits(param_storage="split16"), {"v5e": 1.32, "v6e": 1.32, "h100": 1.32}
         ),
-        Setting("fp8 (e5m2, e5m2)", eight_bits("float8_e5m2", "float8_e5m2"), two_passes),
         Setting("int8, ufloat8_e5m3", eight_bits("int8", "ufloat8_e5m3"), two_passes),
         Setting("fp8 by row", row, by_row),
         Setting("fp8, one axis", eight_bits(min_ndim=1), by_row, (1 << 27,)),

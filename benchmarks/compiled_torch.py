@@ -154,8 +154,6 @@ def cases() -> dict[str, Callable[[], torch.optim.Optimizer]]:
         "AdamW, ufloat8_e6m2": moments("bfloat16", "ufloat8_e6m2"),
         "AdamW, scaled float16": moments(scaled("float16"), scaled("float16")),
         "AdamW, e4m3fn, ufloat8_e5m3": moments(scaled("float8_e4m3fn"), scaled("ufloat8_e5m3")),
-        "AdamW, e5m2, e5m2": moments(scaled("float8_e5m2"), scaled("float8_e5m2")),
-        "AdamW, e3m4, ufloat8_e5m3": moments(scaled("float8_e3m4"), scaled("ufloat8_e5m3")),
         "AdamW, int8, ufloat8_e5m3": moments(scaled("int8"), scaled("ufloat8_e5m3")),
         "AdamW, relative int8 by block": moments(hs.relative("int8", 128), "ufloat8_e6m2"),
         "AdamW, relative int4 by block": moments(hs.relative("int4", 32), "ufloat8_e6m2"),

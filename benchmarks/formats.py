@@ -32,7 +32,7 @@ SCALED_AXIS, PLAIN_AXIS, ERROR_AXIS = (-40, 0), (-56, 20), (-12, 0)
 STEPS_PER_BINADE = 4096
 BIT = 24  # the width of a bit: "sign" and "exponent 3" fit under theirs
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-FLOATS = {"bfloat16": (8, 7), "float16": (5, 10), "float8_e4m3fn": (4, 3), "float8_e5m2": (5, 2)}
+FLOATS = {"bfloat16": (8, 7), "float16": (5, 10), "float8_e4m3fn": (4, 3)}
 FLOATS |= {"float8_e3m4": (3, 4)}
 # Of the eighth root, of the fourth root, of a number itself and of a logarithm.
 ROOTS = {"uroot8": {"root": 8}, "uroot4_e4m4": {"exponent": 4, "mantissa": 4}}

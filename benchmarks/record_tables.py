@@ -26,7 +26,7 @@ _IN_TORCH = {
 }
 """The names of the settings in the record of torch's programs."""
 _RECIPES = ("one_pass", "eight_bit", "four_bit")
-_DELETED = ("ufloat8_e4m4",)
+_DELETED = ("ufloat8_e4m4", "e5m2", "scaled e3m4")
 """Formats of records that the packages no longer have."""
 _KINDS = (
     *("healthy", "healthy, sizes alike", "spike 1e4x", "1e-8", "1e4", "elements 1 step in 300"),

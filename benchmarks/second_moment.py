@@ -54,7 +54,6 @@ FORMATS = {
     "scaled uroot8": (_scaled("uroot8"), True),
     "scaled float8_e4m3fn": (_scaled("float8_e4m3fn"), True),
     "scaled float8_e4m3fn, nearest": (_scaled("float8_e4m3fn"), False),
-    "scaled float8_e5m2": (_scaled("float8_e5m2"), True),
     "scaled int8": (_scaled("int8"), True),
     "codebook udynamic8": (_codebook("udynamic8"), True),
     "codebook udynamic8, nearest": (_codebook("udynamic8"), False),

@@ -128,7 +128,6 @@ def storages(hs) -> dict[str, dict]:
         "four_bit: relative int4 with feedback, uroot8": hs.recipes.four_bit,
         "fp8: e4m3fn, ufloat8_e5m3": fp8,
         "fp8 by row": by_row,
-        "fp8: e5m2, e5m2": {name: hs.scaled("float8_e5m2") for name in fp8},
         "fp8: e4m3fn, e4m3fn": {name: hs.scaled("float8_e4m3fn") for name in fp8},
         "int8, ufloat8_e5m3": {"mu_dtype": hs.scaled("int8"), "nu_dtype": hs.scaled("ufloat8_e5m3")},
         "8-bit tables": {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")},

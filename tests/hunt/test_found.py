@@ -91,7 +91,7 @@ def test_auto_rounds_the_momentum_of_muon_to_nearest_unless_that_freezes(run):
     """The reference asked whether the average falls short; that of Muon is amplified (F20)."""
     options = (("mu_rounding", "auto"), ("nesterov", True), ("bias_correction", False), ("given", True))
     options += (("output_axis", 1), ("scale", None))
-    kinds = (("mu_dtype", ("scaled", "float8_e3m4", 2, ())),)
+    kinds = (("mu_dtype", ("scaled", "float8_e4m3fn", 2, ())),)
     setting = Setting("muon", "float32", "nearest", kinds, options, "", (("w", (5, 7)),))
     follow(run, setting, Numbers({"beta": 0.9}, 1e-3, 0.1, 7), 0, ["near 1"] * 3)
 
@@ -114,7 +114,7 @@ _SUBNORMAL = Setting(
     "float32",
     "nearest",
     (
-        ("mu_dtype", ("scaled", "float8_e3m4", 7, ())),
+        ("mu_dtype", ("scaled", "float8_e4m3fn", 7, ())),
         ("nu_dtype", ("codebook", "udynamic8", 128, ())),
         ("param_dtype", ("scaled", "int8", "row", (("scale", "fine"),))),
     ),

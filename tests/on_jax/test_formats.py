@@ -48,11 +48,12 @@ def values(shape, seed: int, *, positive: bool) -> np.ndarray:
     return np.where(x < 0, -x, x) if positive else x
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e3m4"])
-def test_a_cast_as_on_tpu_reads_the_numbers_that_integers_read(dtype):
+def test_a_cast_as_on_tpu_reads_the_numbers_that_integers_read():
     patterns = np.arange(256, dtype=np.uint8)
-    read = np.asarray(numbers_of(JaxArrays(), jnp.asarray(patterns, jnp.int32), FLOAT_FORMATS[dtype]))
-    numbers = np.asarray(cast(jnp.asarray(patterns.view(getattr(ml_dtypes, dtype)))))
+    read = np.asarray(
+        numbers_of(JaxArrays(), jnp.asarray(patterns, jnp.int32), FLOAT_FORMATS["float8_e4m3fn"])
+    )
+    numbers = np.asarray(cast(jnp.asarray(patterns.view(ml_dtypes.float8_e4m3fn))))
     stored = ~np.isinf(numbers)  # of infinity the code is that of NaN
     np.testing.assert_array_equal(numbers[stored], read[stored])
 

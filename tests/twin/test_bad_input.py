@@ -22,7 +22,7 @@ ROUNDINGS = 'Use "stochastic", "feedback", "nearest", "auto" or "nearest_uncheck
 NO_SIGN = "has no sign. Use it for nu, and a signed format for mu."
 NO_SCALE = "cannot hold a moment without a block scale."
 TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'
-SCALED = 'Use "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "int8", "ufloat8_e5m3" or "uroot8".'
+SCALED = 'Use "float16", "float8_e4m3fn", "int8", "ufloat8_e5m3" or "uroot8".'
 TABLES = 'Use "dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4".'
 POWER = "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
 CANCELS = f"trust_power=1.0 cancels the learning rate: a schedule would do nothing. {POWER}"
@@ -77,9 +77,12 @@ VALUES = {
         ({"nu_dtype": "complex64"}, f"nu_dtype='complex64' {NU}"),
         ({"nu_dtype": torch.int32}, f"nu_dtype=int32 {NU}"),
         ({"mu_dtype": "int8"}, f'mu_dtype=int8 {NO_SCALE} Use scaled("int8").'),
-        ({"mu_dtype": ml_dtypes.float8_e5m2}, f'mu_dtype=float8_e5m2 {NO_SCALE} Use scaled("float8_e5m2").'),
+        (
+            {"mu_dtype": ml_dtypes.float8_e4m3fn},
+            f'mu_dtype=float8_e4m3fn {NO_SCALE} Use scaled("float8_e4m3fn").',
+        ),
         ({"nu_dtype": "int8"}, f'nu_dtype=int8 {NO_SCALE} Use scaled("ufloat8_e5m3").'),
-        ({"nu_dtype": torch.float8_e5m2}, f'nu_dtype=float8_e5m2 {NO_SCALE} Use scaled("ufloat8_e5m3").'),
+        ({"nu_dtype": torch.float8_e5m2}, f"nu_dtype=float8_e5m2 {NU}"),
         ({"nu_dtype": "float8_e4m3fn"}, f'nu_dtype=float8_e4m3fn {NO_SCALE} Use scaled("ufloat8_e5m3").'),
         ({"nu_dtype": "ufloat8_e5m3"}, f'nu_dtype=ufloat8_e5m3 {NO_SCALE} Use scaled("ufloat8_e5m3").'),
         ({"nu_dtype": "udynamic8"}, 'nu_dtype=udynamic8 is a table. Use codebook("udynamic8").'),

@@ -27,7 +27,7 @@ SUMS = ("acc_grads", "grad_acc")
 _COUNT = jax.tree_util.GetAttrKey("count")
 _MOST_STEPS = 64
 # Dtypes of codes.
-_CODES = (jnp.uint8, jnp.uint16, jnp.int8, jnp.float8_e4m3fn, jnp.float8_e5m2)
+_CODES = (jnp.uint8, jnp.uint16, jnp.int8, jnp.float8_e4m3fn)
 # Fields of states that hold part of the weights, or gradients.
 _NO_MOMENTS = ("compensation", "extra", "master", *SUMS)
 

@@ -23,7 +23,7 @@ PLAIN_CODES: dict[str, Codes] = {
 }
 """By name: codes without a scale, the dtypes of states."""
 SCALED_CODES: dict[str, Codes] = {
-    **{name: SignedCodes.of(fmt) for name, fmt in FLOAT_FORMATS.items() if name != "bfloat16"},
+    **{name: SignedCodes.of(FLOAT_FORMATS[name]) for name in ("float16", "float8_e4m3fn")},
     "int8": IntegerCodes.of(INT8),
     "ufloat8_e5m3": UNSIGNED_CODES["ufloat8_e5m3"],
     **ROOT_CODES,

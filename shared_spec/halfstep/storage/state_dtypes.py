@@ -38,11 +38,9 @@ def scaled(
     may be short. So sharding along leading axes keeps blocks whole.
 
     Args:
-        dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" or "int8". "float8_e3m4" has 4 bits of
-            mantissa and 10 binades, for the `mu` of blocks with values close together. Second moments
-            alone also have "ufloat8_e5m3", a float of 8 bits without a sign, and "uroot8",
-            the 8-bit choice for `nu`. "uroot8" holds eighth powers of evenly spaced numbers, with steps of
-            3 % at the top, over 43 binades.
+        dtype: "float16", "float8_e4m3fn" or "int8". Second moments alone also have "ufloat8_e5m3", a float
+            of 8 bits without a sign, and "uroot8", the 8-bit choice for `nu`. "uroot8" holds eighth powers of
+            evenly spaced numbers, with steps of 3 % at the top, over 43 binades.
         block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans
             many binades), None for a single block.
         min_size: arrays of fewer elements are kept in float32.

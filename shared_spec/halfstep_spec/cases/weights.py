@@ -24,8 +24,8 @@ NOTES = {
 _STEPS, _SHAPE = 10, (8, 6)
 _MU = {
     "ufloat8_e5m3": "float16",
-    "ufloat8_e6m2": "float8_e5m2",
-    "uroot8": "float8_e3m4",
+    "ufloat8_e6m2": "float8_e4m3fn",
+    "uroot8": "float8_e4m3fn",
 }
 """The format of mu beside a nu without a sign, if not float16; beside any other nu it is the format of nu."""
 

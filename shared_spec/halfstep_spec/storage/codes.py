@@ -26,8 +26,6 @@ PLAIN_CODES: dict[str, Codes] = {
 SCALED_CODES: dict[str, Codes] = {
     "float16": SignedCodes(FLOAT_FORMATS["float16"]),
     "float8_e4m3fn": SignedCodes(FLOAT_FORMATS["float8_e4m3fn"]),
-    "float8_e5m2": SignedCodes(FLOAT_FORMATS["float8_e5m2"]),
-    "float8_e3m4": SignedCodes(FLOAT_FORMATS["float8_e3m4"]),
     "int8": IntegerCodes(),
     "ufloat8_e5m3": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e5m3"]),
     "uroot8": RootCodes(),
