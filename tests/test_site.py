@@ -152,7 +152,7 @@ def test_the_page_try_it_rounds_as_every_golden_vector_and_reads_numbers(tmp_pat
     assert vectors > 150
     assert found["agree"] == [vectors - 1, 0, vectors]  # one was changed
     assert found["lost"][0] > 0.99 > 0.01 > found["lost"][1]
-    assert abs(found["moved"] - 1) < 0.05
+    assert abs(found["moved"] - 1) < 1e-5  # the mean over all words, not one draw
     assert found["counts"][:3] == [8e9, 35e7, 8e9]
     assert found["counts"][3:] == [
         "-5 parameters: use a number from 1 to 1e15.",

@@ -89,7 +89,15 @@ const NORMAL = Array.from({ length: 2 * COUNT }, (_, i) => {
   return Math.sqrt(-2 * Math.log(u)) * Math.cos(2 * Math.PI * v);
 });
 
-// Of updates rate * n, added to weights size * n, in a dtype: the share lost, and the movement that arrives.
+// The mean over all words of a float32 rounded stochastically (R3).
+function mean(bits, dtype) {
+  const [low, high] = [0, 0xffffffff].map((word) => decode(roundTo(bits, dtype, word, false), dtype));
+  pattern[0] = bits;
+  if (low === high) return low;
+  return low + (Math.floor(((float[0] - low) / (high - low)) * 65536 + 0.5) / 65536) * (high - low);
+}
+
+// Updates rate * n are added to weights size * n. Return the share lost, and the movement applied, by rounding.
 function loss(rate, size, dtype) {
   let lost = 0, due = 0, nearest = 0, stochastic = 0;
   for (let i = 0; i < COUNT; i++) {
@@ -101,7 +109,7 @@ function loss(rate, size, dtype) {
     lost += landed === weight || decode(landed, dtype) === decode(weight, dtype) ? 1 : 0;
     due += Math.abs(update);
     nearest += sign * (decode(landed, dtype) - decode(weight, dtype));
-    stochastic += sign * (decode(roundTo(sum, dtype, wordOf(7 * i + 3), false), dtype) - decode(weight, dtype));
+    stochastic += sign * (mean(sum, dtype) - decode(weight, dtype));
   }
   return { lost: lost / COUNT, nearest: nearest / due, stochastic: stochastic / due };
 }
@@ -158,7 +166,7 @@ function drawLoss(form) {
     const size = positive(form.size.value, "Size of a weight");
     const { lost, nearest, stochastic } = loss(rate, size, form.dtype.value);
     return `<p><strong>${percent(lost)}</strong> of updates are lost to nearest rounding. ` +
-      `Of the movement, ${percent(nearest)} arrives; under stochastic rounding ${percent(stochastic)}.</p>` +
+      `${percent(nearest)} of the movement is applied. Stochastic rounding applies ${percent(stochastic)} on average.</p>` +
       chart(rate, size, form.dtype.value);
   });
 }
@@ -171,7 +179,7 @@ function drawMemory(form) {
       `<tr><td>${name}</td><td style="text-align:right">${bytes.toFixed(2)}</td>` +
       `<td style="text-align:right">${((count * bytes) / 1e9).toPrecision(3)}</td><td style="width:12rem">` +
       `<div style="height:0.7em;width:${(100 * bytes) / most}%;background:var(--${ours ? "ours" : "theirs"})"></div></td></tr>`);
-    return `<table><thead><tr><th>weights and optimizer state</th><th>bytes per parameter</th><th>GB</th><th></th></tr>` +
+    return `<table><thead><tr><th>weights, gradients and optimizer state</th><th>bytes per parameter</th><th>GB</th><th></th></tr>` +
       `</thead><tbody>${rows.join("")}</tbody></table>`;
   });
 }

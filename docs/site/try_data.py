@@ -31,15 +31,15 @@ def vectors(root: pathlib.Path) -> list[list]:
 
 
 def sizes(root: pathlib.Path) -> list[list]:
-    """Return name, bytes of weight and optimizer state per parameter, and whether it is of halfstep."""
+    """Return name, bytes of weight, gradient and state per parameter, and whether it is halfstep's."""
     recipes = re.findall(
         r"^\| `(\w+)`[^|]*\|[^|]*\| ([\d.]+) \|", (root / "docs" / "recipes.md").read_text(), re.M
     )
     record = json.loads(max((root / "benchmarks" / "results").glob("*-silent_failures-cpu.json")).read_text())
     (state,) = (row["figures"] for row in record["rows"] if row["key"] == "state")
-    theirs = [[name, 2 + state[key]["bytes per parameter"], False] for key, name in _LIBRARIES.items()]
-    ours = [[f"halfstep {name}", float(size), True] for name, size in recipes]
-    return [["AdamW, float32", 12, False], *theirs, *ours]
+    theirs = [[name, 4 + state[key]["bytes per parameter"], False] for key, name in _LIBRARIES.items()]
+    ours = [[f"halfstep {name}", 2 + float(size), True] for name, size in recipes]
+    return [["AdamW, float32", 16, False], *theirs, *ours]
 
 
 def script(root: pathlib.Path) -> str:

@@ -101,14 +101,14 @@ def cut(text: str, width: int) -> str:
 
 
 def in_units(nbytes: float) -> str:
-    """Return a number of bytes as text.
+    """Return a number of bytes as text; a GB is 10^9 bytes.
 
     Example:
-        >>> [in_units(n) for n in (1000, 1536, 3 * 2**30)]
-        ['1000 B', '1.50 KiB', '3.00 GiB']
+        >>> [in_units(n) for n in (999, 1500, 3e9)]
+        ['999 B', '1.50 kB', '3.00 GB']
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.2f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} TiB"
+        nbytes /= 1000
+    return f"{nbytes:.2f} TB"

@@ -111,7 +111,7 @@ def test_a_model_larger_than_the_machine_is_counted_per_device():
     assert report.total_per_device == (2**36 * 7 + 2**36 // 64) // 128 + 2 * (4 + 8 + 4)
     assert report.float32_per_device == 2**36 * 16 // 128
     lines = str(report).splitlines()
-    assert lines[-3].split() == ["in", "all", "7.016", "449.00", "GiB", "3.51", "GiB"]
+    assert lines[-3].split() == ["in", "all", "7.016", "482.11", "GB", "3.77", "GB"]
     np.testing.assert_equal(report.size, 2**36)
 
 
@@ -119,6 +119,6 @@ def test_a_small_model_is_counted_in_small_units():
     lines = str(hs.memory_report(hs.adamw(1e-3), SHAPES)).splitlines()
     # 64 x 128 + 128 weights of 2 bytes and 128 of 4, and of the state an int32 in each of two links.
     assert [line.split()[-2:] for line in lines if line.startswith(("weights", "count"))] == [
-        ["16.75", "KiB"],
+        ["17.15", "kB"],
         ["8", "B"],
     ]

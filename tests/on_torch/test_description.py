@@ -101,8 +101,8 @@ def test_a_model_on_the_meta_device_is_counted():
     net = torch.nn.Linear(1 << 16, 1 << 16, bias=False, dtype=torch.bfloat16, device="meta")
     report = hs.memory_report(net, hs.AdamW(net.named_parameters(), **hs.recipes.sixteen_bit))
     assert report.total == 8 * 2**32 + 8
-    assert "32.00 GiB" in str(report)
-    assert "It saves 32.00 GiB: 50% of AdamW in float32." in str(report)
+    assert "34.36 GB" in str(report)
+    assert "It saves 34.36 GB: 50% of AdamW in float32." in str(report)
 
 
 @pytest.mark.parametrize("call", [hs.describe, lambda x: hs.memory_report(torch.nn.Linear(1, 1), x)])
