@@ -33,13 +33,13 @@ from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep.rules.sgd_fed_back import SGDFedBack
 from halfstep.rules.trust_ratio import ScaleByTrustRatio
 from halfstep_spec.vectors import WIDTHS, Array, Case
+from halfstep_torch.distributed.norms import clip
 from halfstep_torch.links.link import ParamInfo
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.op import STEP_OPS, NumbersOp
 from halfstep_torch.numbers.random_words import fold, leaf_keys
-from halfstep_torch.rules.clip import clip
 from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.relative import to_unit
