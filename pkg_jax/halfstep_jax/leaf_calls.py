@@ -86,11 +86,12 @@ class LeafCall:
     Attributes: the arguments of `call_for_leaf`, and
         result: a tree with a `LaterArray` for each array.
         has_run: whether their values are there.
+        problem: why no kernel can compute it, or "".
     """
 
     def __init__(self, function: Callable, static, given: tuple, arrays: tuple, like: Tree, cuts: tuple):
         self.function, self.static, self.given, self.arrays = function, static, given, arrays
-        self.like, self.cuts, self.has_run = like, cuts, False
+        self.like, self.cuts, self.has_run, self.problem = like, cuts, False, ""
         self.result = jax.tree.map(lambda x: LaterArray(self, x.shape, x.dtype), like)
 
     def run(self) -> None:

@@ -48,9 +48,11 @@ class Description(Report):
 
     Attributes:
         arrays: weights, each followed by its arrays; then other state.
+        step: in JAX a sentence: the form in which `update_params` steps the weights, and why.
     """
 
     arrays: tuple[ArrayDescription, ...]
+    step: str = ""
 
     def of(self, leaf: str, name: str = WEIGHT) -> ArrayDescription:
         """Return the row of one array."""
@@ -77,7 +79,8 @@ class Description(Report):
                 sizes = [in_units(nbytes), *([in_units(here)] if is_cut else [])]
                 rows.append((f"  {x.name}", x.format, x.rounding, *sizes, why))
         right = range(3, 5 if is_cut else 4)
-        return Table(head, rows, right, [f"{note}: {why}" for why, note in notes.items()])
+        below = [*(f"{note}: {why}" for why, note in notes.items()), *([self.step] if self.step else [])]
+        return Table(head, rows, right, below)
 
 
 def moment_reason(

@@ -11,6 +11,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import halfstep_jax as hs
+from halfstep.kernels.build import find_cc
+from on_jax.steps import sharded
 
 SHAPES = {
     "w": jax.ShapeDtypeStruct((64, 128), "bfloat16"),
@@ -54,6 +56,32 @@ def test_a_format_that_is_not_used_says_why():
     assert (b.format, b.rounding) == ("float32", "none")
     assert b.why == "asked for float8_e4m3fn, blocks of 128, but 128 elements are fewer than min_size=4096"
     assert "note 1: asked for float8_e4m3fn, blocks of 128, but 128 elements" in str(found)
+
+
+@pytest.mark.skipif(find_cc() is None, reason="there is no C compiler")
+@pytest.mark.parametrize(
+    ("tx", "form"),
+    [
+        (hs.adamw(1e-3), "stores all 3 weights by a generated C kernel."),
+        (
+            hs.adamw(1e-3, nu_dtype=hs.codebook("udynamic8")),
+            "stores 1 of 3 weights by XLA: there is no generated form",
+        ),
+        (optax.adam(1e-3), "stores all weights by XLA: it is no optimizer of halfstep_jax"),
+    ],
+)
+def test_the_form_of_a_step_is_said_below_the_table(tx, form):
+    found = hs.describe(tx, SHAPES)
+    assert found.step.startswith(f"update_params {form}")
+    assert found.step in " ".join(str(found).split())
+
+
+def test_weights_on_several_devices_are_said_to_be_stepped_by_xla():
+    params = {"w": sharded(jnp.ones((64, 128), jnp.bfloat16), "x")}
+    assert (
+        hs.describe(hs.adamw(1e-3), params).step
+        == "update_params stores all weights by XLA: they are on 8 devices."
+    )
 
 
 def test_roundings_are_those_of_the_step():

@@ -15,8 +15,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import halfstep_jax as hs
-from halfstep.kernels.build import find_cc
+from halfstep.kernels import trusted_files
+from halfstep.kernels.build import FOLDER, find_cc
 from halfstep_jax.kernels import registered
+from halfstep_jax.kernels import step as kernel_step
 from on_jax.steps import assert_trees_same, gradients, take_step, weights
 
 pytestmark = pytest.mark.skipif(find_cc() is None, reason="there is no C compiler")
@@ -56,6 +58,24 @@ MAKES = {
 }
 FAST = ("default", "eight_bit")
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-30, 1e30)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Return a list that gets an entry for each custom call that is traced."""
+    found, run_together = [], kernel_step.run_together
+    monkeypatch.setattr(kernel_step, "run_together", lambda *given: found.append(1) or run_together(*given))
+    jax.clear_caches()
+    return found
+
+
+@pytest.fixture
+def new_kernels(monkeypatch, tmp_path):
+    """Return an empty folder of libraries, of which no kernel is known."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    registered.kernel_of.cache_clear()
+    yield tmp_path
+    registered.kernel_of.cache_clear()
 
 
 def trees(shapes, dtype="bfloat16", steps=3):
@@ -137,11 +157,65 @@ def test_steps_in_a_scan_are_steps_in_a_loop():
     assert_trees_same(scanned(params, tx.init(params)), both(tx, params, rows)[1])
 
 
-@pytest.mark.slow
-def test_without_jit_a_step_has_the_same_bits():
+def test_outside_jit_a_step_calls_the_kernel_too(called):
     tx, (params, rows) = adamw(), trees([(8, 16)])
     state, first = tx.init(params), first_of(rows)
-    assert_trees_same(hs.update_params(tx, params, state, first), by_update(tx)(params, state, first))
+    assert_trees_same(
+        hs.update_params(tx, params, state, first), jax.jit(by_update(tx))(params, state, first)
+    )
+    assert len(called) == 1
+
+
+@pytest.mark.slow
+def test_outside_jit_weights_may_be_on_two_devices(called):
+    tx, (params, rows) = adamw(), trees([(8, 16), (8, 16)])
+    state, first = tx.init(params), first_of(rows)
+    expected = jax.jit(by_update(tx))(params, state, first)
+    apart = params | {"w1": jax.device_put(params["w1"], jax.devices()[1])}
+    gradients_apart = first | {"w1": jax.device_put(first["w1"], jax.devices()[1])}
+    assert_trees_same(hs.update_params(tx, apart, tx.init(apart), gradients_apart), expected)
+    assert not called
+
+
+def test_weights_on_another_device_are_stepped_there():
+    tx, (params, rows) = adamw(), trees([(8, 16)])
+    expected = both(tx, params, rows)[1]
+    params, rows = jax.device_put((params, rows), jax.devices()[3])
+    found = both(tx, params, rows)
+    assert_trees_same(found[0], expected)
+    assert found[0][0]["w0"].devices() == {jax.devices()[3]}
+    assert CALL in found[2]
+
+
+def test_an_array_that_is_read_twice_is_not_overwritten_too_early():
+    tx, (params, rows) = adamw(), trees([(64, 128)])
+    state = tx.init({"a": params["w0"], "b": params["w0"]})
+
+    def step(take, w, state, g):  # leaves that share their weights and gradients; gradients that are weights
+        tied = take({"a": w, "b": w}, state, {"a": g, "b": g})
+        return take(*tied, tied[0])
+
+    g = rows["w0"][0]
+    ours, theirs = (
+        jax.jit(functools.partial(step, take), donate_argnums=(0, 1))(
+            *jax.tree.map(jnp.copy, (params["w0"], state)), g
+        )
+        for take in (functools.partial(hs.update_params, tx), by_update(tx))
+    )
+    assert_trees_same(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_donated_buffers_that_are_used_again_are_refused():
+    tx, (params, rows) = adamw(), trees([(64, 128)])
+    step, state, first = (
+        jax.jit(functools.partial(hs.update_params, tx), donate_argnums=(0, 1)),
+        tx.init(params),
+        first_of(rows),
+    )
+    step(params, state, first)
+    with pytest.raises((RuntimeError, ValueError), match="deleted"):
+        step(params, state, first)
 
 
 def test_a_batch_is_computed_by_xla():
@@ -182,7 +256,7 @@ def test_an_exported_step_needs_no_kernel():
     step = lambda g, p: hs.update_params(tx, p, tx.init(p), g)[0]  # noqa: E731
     exported = jax.export.export(jax.jit(step))(first, params)
     assert CALL not in exported.mlir_module()
-    assert_trees_same(exported.call(first, params), by_update(tx)(params, state, first)[0])
+    assert_trees_same(exported.call(first, params), jax.jit(by_update(tx))(params, state, first)[0])
 
 
 def test_without_a_compiler_xla_computes_the_step(monkeypatch):
@@ -197,13 +271,53 @@ def test_without_a_compiler_xla_computes_the_step(monkeypatch):
     assert CALL not in text
 
 
-def test_a_kernel_that_does_not_compile_leaves_the_step_to_xla(monkeypatch):
-    monkeypatch.setattr(registered, "c_source", lambda graph: "this is no C")
-    registered.kernel_of.cache_clear()
-    ours, theirs, text = both(adamw(), *trees([(4, 8)]))
-    registered.kernel_of.cache_clear()
+def test_a_jax_without_custom_calls_computes_the_step_by_xla(monkeypatch):
+    monkeypatch.delattr(jax, "ffi")
+    registered.unavailable.cache_clear()
+    try:
+        ours, theirs, text = both(adamw(), *trees([(4, 8)]))
+        assert "no jax.ffi" in hs.describe(adamw(), ours[0]).step
+    finally:
+        monkeypatch.undo()
+        registered.unavailable.cache_clear()
     assert_trees_same(ours, theirs)
     assert CALL not in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        pytest.param(lambda source: "this is no C", "ended with 1", marks=pytest.mark.slow),
+        (
+            lambda source: source.replace("a2_at[i] = ", "a2_at[i] = 1 ^ "),
+            "its bits differ from those of XLA",
+        ),
+    ],
+)
+def test_a_wrong_library_leaves_the_step_to_xla(wrong, why, monkeypatch, new_kernels):
+    right = registered.c_source
+    monkeypatch.setattr(registered, "c_source", lambda graph: wrong(right(graph)))
+    params, rows = trees([(4, 8)])
+    ours, theirs, text = both(adamw(), params, rows)
+    assert_trees_same(ours, theirs)
+    assert CALL not in text
+    assert why in hs.describe(adamw(), params).step
+
+
+@pytest.mark.slow
+def test_a_library_is_tried_once_and_again_when_it_is_built_anew(monkeypatch, new_kernels):
+    tried, right = [], registered.has_same_bits
+    monkeypatch.setattr(registered, "has_same_bits", lambda *given: tried.append(1) or right(*given))
+    params, rows = trees([(4, 8)])
+    for times in (1, 1, 2):
+        if times == 2:
+            for path in new_kernels.glob("*.so"):
+                content = path.read_bytes() + b"0"  # another file than the one that was tried
+                trusted_files.remove(path)
+                trusted_files.write(path, content)
+        registered.kernel_of.cache_clear()
+        assert CALL in both(adamw(), params, rows, donate_argnums=0)[2]
+        assert len(tried) == times
 
 
 def test_another_optimizer_takes_its_own_step():

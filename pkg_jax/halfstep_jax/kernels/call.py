@@ -90,7 +90,7 @@ class _Steps:
         names = {row.name: i for i, row in enumerate(program.arrays)}
         over = [names.get(row.name, -1) for _, _, row in program.results]
         results = {row.name: i for i, (_, _, row) in enumerate(program.results)}
-        memory = self.kernel.graph.memory
+        memory = self.kernel.memory
         columns = [results[row.name] if row.name in results else -1 - names[row.name] for row in memory]
         arrays = [operands[place] for leaf in self._arrays for place in leaf]
         inputs, outputs = len(program.arrays), len(over)

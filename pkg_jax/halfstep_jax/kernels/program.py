@@ -85,13 +85,17 @@ class LeafStep:
 
 
 def leaf_steps(calls: Sequence[LeafCall], results: Sequence[LaterArray]) -> list[LeafStep]:
-    """Return the steps of the leaves for which a kernel may exist, given which results are read outside."""
+    """Return the steps of the leaves for which a kernel may exist, given which results are read outside.
+
+    Calls of other leaves get the reason as their `problem`.
+    """
     made = []
     for group in _by_leaf([call for call in calls if not call.has_run]):
         try:
             made.append(_Reader(group, results).step())
-        except NoGeneratedForm:
-            continue
+        except NoGeneratedForm as error:
+            for call in group:
+                call.problem = f"there is no generated form of {error}"
     return made
 
 

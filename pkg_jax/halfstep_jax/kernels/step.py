@@ -21,13 +21,33 @@ def why_not_together() -> str:
 
 def finished(calls: Sequence[LeafCall], made: Tree) -> Tree:
     """Return what a step has made, with the values of the calls that waited."""
+    for steps in _together(calls, made):
+        kernel = kernel_of(steps[0].program)
+        kernel.start()
+        if not kernel.problem:
+            run_together(kernel, steps)
+    return jax.tree.map(value_of, made)
+
+
+def problems(calls: Sequence[LeafCall], made: Tree, weights: Sequence[Tree]) -> list[str]:
+    """Return for each new weight among what a step has made why no kernel computes it, or ""."""
+    found = {id(call): call.problem for call in calls}
+    for steps in _together(calls, made):
+        problem = kernel_of(steps[0].program).problem
+        found |= {id(call): problem for step in steps for call in step.calls}
+    return [
+        found[id(x.call)]
+        if isinstance(x, LaterArray) and not x.call.has_run
+        else "its rule reads whole arrays"
+        for x in weights
+    ]
+
+
+def _together(calls: Sequence[LeafCall], made: Tree) -> list[list[LeafStep]]:
+    """Return the steps for which a kernel may exist, in lists that share kernel, numbers and keys."""
     waiting = [x for x in jax.tree.leaves(made) if isinstance(x, LaterArray) and x.value is None]
     groups: dict[tuple, list[LeafStep]] = {}
     for step in leaf_steps(calls, waiting):
         shared = tuple(map(id, step.numbers)), tuple(map(id, step.keys))
         groups.setdefault((step.program, shared), []).append(step)
-    for steps in groups.values():
-        kernel = kernel_of(steps[0].program)
-        if not kernel.problem:
-            run_together(kernel, steps)
-    return jax.tree.map(value_of, made)
+    return list(groups.values())

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm, RowArray, is_float
-from halfstep_jax.kernels.program import Program, Ref
-from halfstep_jax.leaf_calls import Places, Traced, Tree, kernel_trace
-from halfstep_jax.numbers.random_words import LeafKey
-from halfstep_jax.storage.formats import Encoded
+from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm, is_float
+from halfstep_jax.kernels.program import Program
+from halfstep_jax.kernels.rows import run_on_rows, shape_on_rows
+from halfstep_jax.leaf_calls import Places, Traced, kernel_trace
 from halfstep_jax.xla.passes import core
 
 _WIDTH = 256
@@ -50,12 +49,17 @@ def trace(program: Program) -> Graph:
         raise NoGeneratedForm("this version of JAX")
     width = program.cuts[0] if program.cuts else _WIDTH
     columns = sum(1 + len(roles) for roles in program.roles)
-    avals = {x.name: jax.ShapeDtypeStruct(_shape(x, width), x.dtype) for x in program.arrays}
+    avals = {x.name: jax.ShapeDtypeStruct(shape_on_rows(x, width), x.dtype) for x in program.arrays}
     avals |= {f"number.{i}": jax.ShapeDtypeStruct((), "float32") for i in range(program.numbers)}
     avals |= {f"key.{i}": jax.ShapeDtypeStruct((), "uint32") for i in range(columns)}
     avals |= {"index": jax.ShapeDtypeStruct((ROWS, width), "uint32")}
     avals |= {f"first.{cut}": jax.ShapeDtypeStruct((ROWS, width // cut), "uint32") for cut in program.cuts}
-    traced = jax.make_jaxpr(lambda given: _run(program, given, width))(avals)
+
+    def run(given: dict[str, jax.Array]) -> list[jax.Array]:
+        with kernel_trace(Places(given["index"], {cut: given[f"first.{cut}"] for cut in program.cuts})):
+            return run_on_rows(program, given, width, np.uint32(0))
+
+    traced = jax.make_jaxpr(run)(avals)
     reader = _Reader()
     names = sorted(avals)  # as JAX flattens a dict
     inputs = [reader.node("input", (name,), avals[name].shape, _dtype(avals[name].dtype)) for name in names]
@@ -64,16 +68,12 @@ def trace(program: Program) -> Graph:
     for x, (_, _, row) in zip(made, program.results, strict=True):
         if not isinstance(x, Node):
             x = reader.node("const", (x,), (), row.dtype)
-        outputs[row.name] = reader.cast(x, row.dtype, _shape(row, width))
+        outputs[row.name] = reader.cast(x, row.dtype, shape_on_rows(row, width))
     new = [row for _, _, row in program.results if row not in program.arrays]
     memory = (*program.arrays, *new)
     return Graph(
         reader.nodes, outputs, memory, program.cuts, width, program.numbers, columns, _seconds(program)
     )
-
-
-def _shape(row: RowArray, width: int) -> tuple[int, int]:
-    return ROWS, width // row.shared
 
 
 def _seconds(program: Program) -> frozenset[int]:
@@ -83,51 +83,6 @@ def _seconds(program: Program) -> frozenset[int]:
         found |= set(range(at + 1, at + 1 + len(roles)))
         at += 1 + len(roles)
     return frozenset(found)
-
-
-def _run(program: Program, given: dict[str, jax.Array], width: int) -> list[jax.Array]:
-    """Run the calls of a program on rows."""
-    firsts = {cut: given[f"first.{cut}"] for cut in program.cuts}
-    keys, at = [], 0
-    zero: Tree = np.uint32(0)
-    for roles in program.roles:
-        k0, *k1 = (given[f"key.{at + i}"] for i in range(1 + len(roles)))
-        keys.append(_Keys(roles, LeafKey(roles, k0, tuple(k1), zero)))
-        at += 1 + len(roles)
-    made: list[list[jax.Array]] = []
-
-    def value(ref: Tree) -> Tree:
-        if isinstance(ref, Encoded):
-            shape = None if ref.shape is None else (ROWS, width)
-            return Encoded(value(ref.codes), None if ref.scale is None else value(ref.scale), shape)
-        return {
-            "array": lambda: given[program.arrays[ref.at].name],
-            "made": lambda: made[ref.of][ref.at],
-            "number": lambda: given[f"number.{ref.at}"],
-            "keys": lambda: keys[ref.at],
-            "place": lambda: None,
-            "zero": lambda: zero,
-        }[ref.kind]()
-
-    def is_operand(x: Tree) -> bool:
-        return isinstance(x, Ref | Encoded)
-
-    with kernel_trace(Places(given["index"], firsts)):
-        for function, static, shared, arrays in program.calls:
-            operands = (jax.tree.map(value, part, is_leaf=is_operand) for part in (*shared, *arrays))
-            made.append(jax.tree.leaves(function(static, *operands)))
-    return [made[call][place] for call, place, _ in program.results]
-
-
-class _Keys:
-    """Stands for `LeafKeys` in a trace."""
-
-    def __init__(self, roles: tuple[int, ...], key: LeafKey) -> None:
-        self.roles, self.zero, self._key = roles, key.zero, key
-
-    def of_leaf(self, index: None) -> LeafKey:
-        """Return the key of the leaf."""
-        return self._key
 
 
 class _Reader:

@@ -14,6 +14,7 @@ from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.storage.format_tag import check_tags
 from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.update_params import form_of_step
 from halfstep_jax.watched_updates import is_wide
 from halfstep_jax.weights.chain_check import ChainFault, chain_fault
 from halfstep_jax.weights.weight_rule import WeightRule
@@ -26,7 +27,7 @@ def describe(
 
     It shows where a format that you asked for is not used, because an array is too small for scales. It also
     shows a weight that no link stores, and one with updates that another link changes after they were
-    rounded.
+    rounded. Below the table is the form in which `update_params` steps the weights on this device.
 
     Args:
         tx: any Optax transform; of links that are not of this package only shapes and dtypes are known.
@@ -69,7 +70,17 @@ def describe(
         for name, x in others
         if x.ndim
     ]
-    return Description(tuple(arrays))
+    return Description(tuple(arrays), _form(tx, params, shapes, extra_args))
+
+
+def _form(tx: optax.GradientTransformation, params: Tree, state: Tree, extra_args: dict) -> str:
+    try:
+        return form_of_step(tx, params, state, extra_args)
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # of a chain whose step fails, whose arrays are described all the same
+        return f"A step raises {type(error).__name__}: {str(error)[:300]}"
 
 
 def weights_that_links_store(tx: optax.GradientTransformation, params: Tree) -> set[str]:

@@ -5,6 +5,7 @@ from a folder that nobody else can write, and after its digest was compared (`tr
 that fails the comparison is deleted and built again.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -112,6 +113,24 @@ class Library:
             self._load(self._kept(made))
         self._end()
         return self._loaded
+
+    def note(self, name: str) -> None:
+        """Write a note about the library, for later processes that find it."""
+        if (noted := self._noted(name)) is not None:
+            with contextlib.suppress(OSError):  # a full or read-only folder
+                trusted_files.write(*noted)
+
+    def has_note(self, name: str) -> bool:
+        """Whether a process has written this note about the library, and it has not been built again."""
+        noted = self._noted(name)
+        return noted is not None and trusted_files.read(noted[0]) == noted[1]
+
+    def _noted(self, name: str) -> tuple[pathlib.Path, bytes] | None:
+        """Return the file of a note and its content, the digest of the library; None if none is kept."""
+        content = trusted_files.read(self._path) if self._path else None
+        if self._path is None or content is None:
+            return None
+        return self._path.with_name(f"{self._path.stem}.{name}"), hashlib.sha256(content).digest()
 
     def _kept(self, made: pathlib.Path) -> pathlib.Path:
         """Return the path of a new library, in the folder of libraries if possible."""
