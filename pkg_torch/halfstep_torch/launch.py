@@ -317,8 +317,10 @@ class _Entries:
         self._said = [dict(value) for value in self._formats]
         values += [x for value in values if type(value) is tuple for x in value]
         values += [x for said in self._said for x in said.values()]
-        self._stay = read.choices.schedule is None and all(
-            isinstance(x, (*_UNCHANGING, tuple)) for x in values if type(x) is not dict
+        self._stay = (
+            read.choices.schedule is None
+            and read.rates is None
+            and all(isinstance(x, (*_UNCHANGING, tuple)) for x in values if type(x) is not dict)
         )
 
     def are_those_of(self, group: Group) -> bool:

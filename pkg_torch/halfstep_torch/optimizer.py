@@ -23,6 +23,7 @@ from halfstep_torch.engine.group_checks import check_choices, choices_of, read_g
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of, shown_rates
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.scheduler_rates import SchedulerRates, check_scheduler
 from halfstep_torch.engine.signals import SignalsWait, between_steps, call_untraced, undisturbed, unwrapped
 from halfstep_torch.engine.step_warnings import warn_of_nothing, warn_of_rates, warn_of_step
 from halfstep_torch.launch import Launch, Parameters
@@ -291,6 +292,37 @@ class Optimizer(torch.optim.Optimizer):
         dict is loaded.
         """
         load(self, state_dict)
+        if self._rates is not None:
+            self._rates.restart()
+
+    @between_steps
+    def read_rates(self, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+        """Read the learning rates that come from a scheduler, for `param_storage="feedback"` and `"int8"`.
+
+        A copy of the scheduler runs ahead. The bits are then those of `lr` as a function of the step. Where
+        the scheduler is not stepped once after each step, or anything else writes `lr`, this is logged once,
+        and coming rates are unknown, as without this call. Other storages of weights do not depend on them.
+        The scheduler is not saved with the state: call this again after resuming.
+
+        Args:
+            scheduler: of this optimizer, from `torch.optim.lr_scheduler`.
+
+        Raises:
+            TypeError: if it is none, or its rates depend on a metric.
+            ValueError: if it is of another optimizer.
+
+        Example:
+            >>> import torch, halfstep_torch as hs
+            >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+            >>> optimizer = hs.AdamW(model.named_parameters(), 1e-3, param_storage="feedback")
+            >>> scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20)
+            >>> optimizer.read_rates(scheduler)
+
+        Source: contract A21.
+        """
+        caller = f"{self._name}.read_rates"
+        self._rates = SchedulerRates(self._name, check_scheduler(caller, scheduler, self))
+        self._launches.clear()
 
     @undisturbed
     def step_parameters(self, parameters: Parameters | None = None, at: Tensor | None = None) -> None:
@@ -382,6 +414,7 @@ class Optimizer(torch.optim.Optimizer):
         """Reset what is kept between steps, which is never pickled."""
         self._lock, self._agreement = threading.RLock(), Agreement(self._name)
         self._compared: str | None = None
+        self._rates: SchedulerRates | None = None
         # The last step of all parameters, by None, and of each that is stepped alone.
         self._launches: dict[Tensor | None, Launch] = {}
         self._by_param: dict[Tensor, tuple[int, str, Tensor]] = {}

@@ -20,6 +20,7 @@ from halfstep.storage.formats import Format
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.loss_scale import UNSCALE
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
+from halfstep_torch.engine.scheduler_rates import SchedulerRates
 from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.chain import Chain, ChainByOptions
 from halfstep_torch.links.link import Link, ParamInfo
@@ -126,6 +127,7 @@ class ReadGroup:
         entries: of the group.
         choices: of the group.
         scale: of the gradients; None where no `GradScaler` has said one.
+        rates: of a scheduler that was read, or None.
     """
 
     caller: str
@@ -133,6 +135,7 @@ class ReadGroup:
     entries: Group
     choices: GroupChoices
     scale: float | None = None
+    rates: SchedulerRates | None = None
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
@@ -149,7 +152,14 @@ class ReadGroup:
         if any(hasattr(link.rule, "peak_lr") for link in self.links):
             own = [getattr(link.rule, "peak_lr", None) or 0.0 for link in self.links]
             entries["peak_lr"] = max(self.choices.peak_lr(self.entries), *own)
+            if self.rates is not None and self.choices.schedule is None:
+                entries["lr"] = self.rates.of_group(self.index, entries["lr"])
         return [link.read(self.caller, entries) for link in self.links]
+
+    @property
+    def knows_rates(self) -> bool:
+        """Whether a scheduler has told the rates of the group so far."""
+        return self.rates is not None and self.rates.holds
 
     @functools.cached_property
     def plan_key(self) -> tuple:
@@ -200,6 +210,7 @@ class Owner(Protocol):
     _compile: CompileChoice
     _given_names: dict[Tensor, str] | None
     _compared: str | None
+    _rates: SchedulerRates | None
     _idle_steps: int
 
     @property

@@ -30,8 +30,8 @@ _LOOKED_AT, _EVERY = (1, 10), 100
 _COUNTS = (100, 1_000, 10_000)
 _NUMBERS = operator.attrgetter("numbers")
 _KNOW_THE_RATE = (
-    "Build the optimizer with the largest rate of the run as lr, or write that rate into the param group as "
-    "max_lr, before the first step."
+    "Build the optimizer with the largest rate of the run as lr, write that rate into the param group as "
+    "max_lr before the first step, or pass the scheduler to read_rates."
 )
 
 
@@ -183,7 +183,11 @@ def warn_of_rates(caller: str, batches: Iterable[Batch]) -> None:
     """Warn of a rate far above those that feedback of weights knew, and remember the largest."""
     for group in {batch.group.index: batch.group for batch in batches}.values():
         choices = group.choices
-        if choices.schedule is not None or not any(hasattr(link.rule, "peak_lr") for link in group.links):
+        if (
+            choices.schedule is not None
+            or group.knows_rates
+            or not any(hasattr(link.rule, "peak_lr") for link in group.links)
+        ):
             continue
         rate, before = float(group.entries["lr"]), choices.stepped_lr
         if rate > before > 0:

@@ -62,7 +62,7 @@ class Scheduled:
         name, value = f"{self.name}({step - 1})", self.rate(step - 1)
         return nonnegative(self.caller, name, value, "Use a schedule of numbers >= 0.")
 
-    def ahead(self, step: int, steps: int) -> np.ndarray:
-        """Return the float32 numbers of the steps after `step`."""
-        schedule = self.rate if isinstance(self.rate, Schedule) else Schedule(self.rate)
-        return schedule.ahead(step, steps)
+    def ahead(self, step: int, steps: int) -> np.ndarray | None:
+        """Return the float32 numbers of the steps after `step`; None where `rate` does not tell them."""
+        ahead = getattr(self.rate, "ahead", None) or Schedule(self.rate).ahead
+        return ahead(step, steps)
