@@ -81,27 +81,31 @@ def _warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, be
         nameless: how many parameters of the optimizer have no name.
         before: how many optimizers without names were built before of its seeds.
     """
-    frozen = " Models from before gc.freeze() are not found." if gc.get_freeze_count() else ""
     for batch in batches:
         if before and batch.plan.streams:
             say_once(
                 f"{caller}: several optimizers without names have one seed. Each draws words of its own, by "
                 "the order in which they were built: another order gives other bits. Pass names: "
                 'model.named_parameters(), or pairs such as ("log_alpha", log_alpha) for tensors of no '
-                f"module, or call halfstep_torch.register_names(model) before.{frozen}"
+                f"module, or call halfstep_torch.register_names(model) before.{_frozen()}"
             )
         elif nameless > 1 and batch.plan.streams:
             say_once(
                 f"{caller}: the parameters have no names, so their random words follow their order: results "
                 "change if parameters are reordered or sharded differently. Pass "
                 'model.named_parameters(), and pairs such as ("log_alpha", log_alpha) for tensors of no '
-                f"module, or call halfstep_torch.register_names(model) before.{frozen}"
+                f"module, or call halfstep_torch.register_names(model) before.{_frozen()}"
             )
         if batch.grad_dtype == torch.float16 and batch.group.scale is None:
             say_once(
                 f"{caller}: gradients are float16 and the loss is not scaled: those under 3e-8 are "
                 "lost, those over 65504 infinite. Use torch.amp.GradScaler: it steps this optimizer too."
             )
+
+
+def _frozen() -> str:
+    """Return what a warning adds if the collector has frozen objects: to count them takes milliseconds."""
+    return " Models from before gc.freeze() are not found." if gc.get_freeze_count() else ""
 
 
 def _warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
