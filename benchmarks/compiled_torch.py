@@ -92,7 +92,7 @@ def graphs(optimizer: torch.optim.Optimizer) -> list[Graph]:
             for stage, numbers in zip(scaling[1:], numbers_of_two(rules, scaling.place), strict=True):
                 of_two = triton_kernel.in_powers_of_two(stage.padded)
                 traced = trace(of_two, number_places(numbers), batch.grad_dtype)
-                made.append(simplified(traced if stage.applies else measured(traced)))
+                made.append(simplified(traced if stage.applies else measured(traced, "squares")))
             continue
         for k, stage in enumerate(batch.plan.padded_stages):
             if stage.scope == "elementwise":

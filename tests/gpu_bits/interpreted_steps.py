@@ -9,6 +9,7 @@ a GPU, so they are not in this comparison:
 - infinities and NaN to float8 become numbers. Steps with float8 have neither.
 """
 
+import functools
 import json
 import re
 import sys
@@ -40,7 +41,16 @@ def copies(params, compile):
     return hs.round_weights(torch.optim.SGD(params, lr=0.1), compile=compile)
 
 
-CASES = MAKES | {"copies": copies}
+def clipped_exactly(params, compile):
+    links = hs.clip_by_global_norm(1e-3, exact=True), hs.scale_by_learning_rate(0.5)
+    return hs.Optimizer(params, hs.chain(*links), compile=compile)
+
+
+CASES = MAKES | {
+    "copies": copies,
+    "exact clipped": clipped_exactly,
+    "exact Lamb": functools.partial(hs.Lamb, lr=1e-2, exact=True),
+}
 
 
 class Interpreted(triton_kernel.TritonKernel):
@@ -58,9 +68,9 @@ def _source(graph, **options):
     return text.replace("import triton.language as tl", "import triton.language as tl\n" + _NEAREST)
 
 
-def _generated(stage, places, incoming, device, *, norms):
+def _generated(stage, places, incoming, device, sums=""):
     graph = trace(triton_kernel.in_powers_of_two(stage), places, incoming)
-    return Interpreted(simplified(measured(graph) if norms else graph), stage, device)
+    return Interpreted(simplified(measured(graph, sums) if sums else graph), stage, device)
 
 
 def compared(name: str) -> dict:

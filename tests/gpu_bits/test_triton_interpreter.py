@@ -19,6 +19,8 @@ NAMES = [
     "Lamb",
     "Lamb16",
     "clipped",
+    "exact clipped",
+    "exact Lamb",
     "copies",
 ]
 

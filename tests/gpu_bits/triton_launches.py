@@ -50,10 +50,10 @@ class TritonLaunches:
         """Let steps of tensors on the CPU take kernels of a GPU, which are interpreted."""
 
         def generated(
-            stage: Any, places: Any, incoming: torch.dtype, device: torch.device, *, norms: bool
+            stage: Any, places: Any, incoming: torch.dtype, device: torch.device, sums: str = ""
         ) -> CKernel | TritonKernel:
-            if norms:  # whose bits Triton's own interpreter gives
-                return CKernel(simplified(measured(trace(stage, places, incoming))))
+            if sums:  # whose bits Triton's own interpreter gives
+                return CKernel(simplified(measured(trace(stage, places, incoming), sums)))
             graph = simplified(trace(triton_kernel.in_powers_of_two(stage), places, incoming))
             return _Interpreted(self, graph, stage, device)
 

@@ -9,7 +9,7 @@ import halfstep_torch as hs
 from halfstep.kernels import build
 from halfstep_torch.engine.kernels.kernel import Kernel
 from halfstep_torch.engine.kernels.norm_kernel import NormKernel
-from halfstep_torch.engine.scaling import NotScaling, scale_of
+from halfstep_torch.engine.scaling import NotScaling, asked_norms, scale_of
 from halfstep_torch.engine.step_numbers import attach_numbers
 from halfstep_torch.launch import Launch
 from on_torch.steps import assert_same_snapshots, snapshot
@@ -27,8 +27,11 @@ MAKES = {
     "Lamb16 and split16": functools.partial(hs.Lamb16, lr=1e-2, param_storage="split16", maximize=True),
     "Lamb and master": functools.partial(hs.Lamb, lr=1e-2, param_storage="master"),
     "Lamb in 4 bits": functools.partial(hs.Lamb, lr=1e-2, recipe="four_bit"),
+    "exact Lamb in 8 bits": functools.partial(hs.Lamb, lr=1e-2, recipe="eight_bit", exact=True),
+    "exact Lamb16": functools.partial(hs.Lamb16, lr=1e-2, exact=True),
     "ratio of the gradient": chain(hs.scale_by_trust_ratio(), hs.scale_by_learning_rate(0.5)),
     "clipping": chain(hs.clip_by_global_norm(1e-3), hs.scale_by_learning_rate(0.5)),
+    "exact clipping": chain(hs.clip_by_global_norm(1e-3, exact=True), hs.scale_by_learning_rate(0.5)),
 }
 # Blocks that a border of a stretch or of a thread cuts, short ones, and many stretches.
 SHAPES = [(300, 300), (70_001,), (9, 1000), (5,), (), (0, 4), (64, 2048)]
@@ -69,7 +72,9 @@ def test_norms_by_any_number_of_threads_have_the_bits_of_plain_steps(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("name", ["Lamb16", "ratio of the gradient", "clipping"])
+@pytest.mark.parametrize(
+    "name", ["Lamb16", "exact Lamb16", "ratio of the gradient", "clipping", "exact clipping"]
+)
 def test_norms_of_other_weights_have_the_bits_of_plain_steps(name, dtype):
     # In float32 norms are past the largest number, and updates are taken 2^-64 times.
     size = 1e36 if dtype == torch.float32 else 1.0
@@ -90,7 +95,7 @@ def calls(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("name", ["Lamb and master", "clipping"])
+@pytest.mark.parametrize("name", ["Lamb and master", "clipping", "exact Lamb in 8 bits", "exact clipping"])
 def test_a_step_calls_each_of_its_kernels_once(name, calls):
     params = parameters()
     optimizer = MAKES[name](params, compile=True)
@@ -100,7 +105,8 @@ def test_a_step_calls_each_of_its_kernels_once(name, calls):
     params[1][1].grad = torch.ones_like(params[1][1])
     calls.clear()
     optimizer.step()
-    assert calls == [NormKernel, Kernel]
+    of_batch = [NormKernel] * (2 if name.startswith("exact") else 1) + [Kernel]
+    assert calls == of_batch * (2 if name == "exact Lamb in 8 bits" else 1)  # with and without blocks
 
 
 def test_muon_calls_one_kernel_before_the_factors_of_all_matrices_and_one_after(calls):
@@ -114,7 +120,7 @@ def test_muon_calls_one_kernel_before_the_factors_of_all_matrices_and_one_after(
     assert calls == [Kernel, Kernel]
 
 
-@pytest.mark.parametrize("name", ["Lamb16", "Lamb and master", "clipping"])
+@pytest.mark.parametrize("name", ["Lamb16", "Lamb and master", "clipping", "exact Lamb16", "exact clipping"])
 def test_a_compiled_step_keeps_no_update(name):
     params = [("w", torch.nn.Parameter(torch.ones(1 << 10, 1 << 10, dtype=torch.bfloat16)))]
     params[0][1].grad = torch.ones_like(params[0][1])
@@ -140,7 +146,6 @@ OTHERS = {
     "other array": lambda g, p, op: op.scaled(p, op.norm(g)),
     "norm of another array": lambda g, p, op: op.scaled(g, op.norm(g * g)),
     "mean": lambda g, p, op: op.scaled(g, op.mean(p)),
-    "exact": lambda g, p, op: op.scaled(g, op.norm(g, True)),
     "nothing": lambda g, p, op: g,
 }
 
@@ -156,18 +161,23 @@ def test_a_rule_that_does_more_than_scale_has_no_pair_of_kernels(name):
     rule, numbers = scaling_rule(
         lambda params, compile: hs.Optimizer(params, hs.chain(Other()), compile=compile)
     )
-    one = torch.ones(1, dtype=torch.float64)
     with pytest.raises(NotScaling):
-        scale_of(rule, numbers, one, one)
+        asked_norms(rule, numbers)
 
 
 def test_powers_are_those_of_each_parameter_alone():
     rule, numbers = scaling_rule(hs.Lamb16)
-    sums = torch.rand(2, 37, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    together = scale_of(rule, numbers, *sums).ratio
-    alone = torch.stack([scale_of(rule, numbers, *column).ratio for column in sums.unbind(1)])
-    assert len(together.unique()) == 37
-    assert torch.equal(together, alone)
+    drawn = torch.rand(2, 37, generator=torch.Generator().manual_seed(0))
+
+    def ratios(at):
+        norms = {True: drawn[:1], False: drawn[1:]}
+        return scale_of(
+            rule, numbers, lambda of: norms[of.of_update][:, at].expand(2, -1), drawn.device
+        ).ratio
+
+    together = ratios(slice(None))
+    assert len(together.unique()) > 30
+    assert torch.equal(together, torch.cat([ratios(slice(i, i + 1)) for i in range(37)]))
 
 
 @pytest.mark.parametrize("make", [hs.Muon, hs.Adafactor, hs.Lamb, hs.AdamW])

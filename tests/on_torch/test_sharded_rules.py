@@ -1,6 +1,7 @@
 """Rules that see more of a sharded parameter than is here, and norms of all: the bits of one process."""
 
 import functools
+import itertools
 import unittest.mock
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, init_device_mesh
 
 import halfstep_torch as hs
+from halfstep.kernels import build
 from halfstep_torch.rules import muon
 from on_torch.processes import in_processes
 from on_torch.sharded import (
@@ -95,6 +97,9 @@ LAMBS: dict[str, Callable[..., hs.Optimizer]] = {
         hs.Lamb, exact=True, compile=False, param_storage="split16", **RECIPES["whole_rows"]
     ),
     "Lamb16": functools.partial(hs.Lamb16, exact=True, compile=False),
+    "Lamb by kernels": functools.partial(
+        hs.Lamb, lr=1e-2, exact=True, compile=build.find_cc() is not None, **RECIPES["whole_rows"]
+    ),
 }
 
 
@@ -116,8 +121,8 @@ def trust_ratios_are_those_of_one_process(rank: int, names=tuple(LAMBS)) -> None
 def trust_ratios_lie_within_the_bound_of_those_of_one_process(rank: int) -> None:
     """Without `exact`, in one collective: two sums of up to n numbers are n + 2 units apart."""
     tx = hs.chain(hs.scale_by_trust_ratio(), hs.scale_by_learning_rate(1.0))
-    make = functools.partial(hs.Optimizer, tx=tx, compile=False)
-    for layout, mesh, place in layouts():
+    makes = [functools.partial(hs.Optimizer, tx=tx, compile=x) for x in {False, build.find_cc() is not None}]
+    for make, (layout, mesh, place) in itertools.product(makes, layouts()):
         expected = Run(make, torch.Tensor.float).steps(1, 1)
         run = Run(make, lambda x, place=place: place(x.float()))
         with counted() as calls:

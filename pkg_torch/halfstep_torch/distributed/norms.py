@@ -9,10 +9,10 @@ from torch import Tensor
 from halfstep_torch.distributed.collectives import gather, reduce_max, reduce_sum
 from halfstep_torch.distributed.shards import DTensor, Mesh, counts_here, is_sharded
 from halfstep_torch.numbers.global_norm import (
-    Each,
+    PLAIN_SUMS,
+    Sums,
     global_norms,
     largest_pattern,
-    norms_of_each,
     roots_of,
     sum_of_squares,
 )
@@ -21,13 +21,13 @@ from halfstep_torch.numbers.op import BareOperand, InPlaceOp, TorchOp
 
 
 def norms_of_shards(
-    tensors: Sequence[Tensor], owners: Sequence[Tensor], *, exact: bool = False, each: Each = norms_of_each
+    tensors: Sequence[Tensor], owners: Sequence[Tensor], *, exact: bool = False, sums: Sums = PLAIN_SUMS
 ) -> Tensor:
     """Return the norm of all elements of all tensors, and of 2^-64 times them, equal in all processes.
 
     `tensors` are in this process, and `owners` the parameters that they belong to: of a DTensor a shard, of a
-    plain tensor all of it. An element that several processes have counts once. `each` has the bits of
-    `norms_of_each`.
+    plain tensor all of it. An element that several processes have counts once. `sums` have the bits of
+    `PLAIN_SUMS`.
 
     With `exact` it has the bits of `global_norm` of the whole tensors, by two collectives for all tensors of
     a mesh: the largest magnitude, then the sum of integers. Otherwise it is the norm of the processes' norms,
@@ -40,22 +40,22 @@ def norms_of_shards(
         by_mesh.setdefault(mesh, []).extend([tensors[i]] if counted else [])
     meshes = [mesh for mesh in by_mesh if mesh is not None]
     if not meshes:
-        return global_norms(tensors, exact=exact, each=each)
+        return global_norms(tensors, exact=exact, sums=sums)
     device = tensors[0].device
     if not exact:
-        parts = [global_norms(of_mesh, each=each).to(device).view(1, 2) for of_mesh in by_mesh.values()]
+        parts = [global_norms(of_mesh, sums=sums).to(device).view(1, 2) for of_mesh in by_mesh.values()]
         gathered = [x if mesh is None else gather(x, mesh) for x, mesh in zip(parts, by_mesh, strict=True)]
         return norms_of_parts(torch.cat(gathered))
-    largest = torch.stack([largest_pattern(of_mesh, device) for of_mesh in by_mesh.values()])
+    largest = torch.stack([sums.largest(of_mesh, device) for of_mesh in by_mesh.values()])
     for i, mesh in enumerate(by_mesh):
         if mesh is not None:
             reduce_max(largest[i : i + 1], mesh)
     largest = largest.amax()
-    sums = torch.stack([sum_of_squares(of_mesh, largest) for of_mesh in by_mesh.values()])
+    squares = torch.stack([sums.squares(of_mesh, largest) for of_mesh in by_mesh.values()])
     for i, mesh in enumerate(by_mesh):
         if mesh is not None:
-            reduce_sum(sums[i], mesh)
-    return roots_of(sums.sum(0), largest)
+            reduce_sum(squares[i], mesh)
+    return roots_of(squares.sum(0), largest)
 
 
 @dataclasses.dataclass(eq=False)

@@ -24,7 +24,7 @@ from halfstep_torch.engine.slots import Slot
 from halfstep_torch.leaves.checks import check_count, check_grad, check_weight
 from halfstep_torch.leaves.memory import check_memory, has_memory, is_other_view
 from halfstep_torch.links.link import Link
-from halfstep_torch.numbers.global_norm import Each, norms_of_each
+from halfstep_torch.numbers.global_norm import PLAIN_SUMS, Sums
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import State
@@ -326,10 +326,10 @@ def _mark(spec: StateArray, x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x if x.itemsize > 1 else x.to(torch.float32), math.inf)
 
 
-def measure(batches: Sequence[Batch], each: Each = norms_of_each) -> Measured:
+def measure(batches: Sequence[Batch], sums: Sums = PLAIN_SUMS) -> Measured:
     """Return the measures of links that depend on all gradients, by group and place in the chain.
 
-    `each` has the bits of `norms_of_each`.
+    `sums` has the bits of `PLAIN_SUMS`.
 
     Processes of a mesh exchange words here: once for each link of a chain, whatever groups it steps.
     """
@@ -340,14 +340,14 @@ def measure(batches: Sequence[Batch], each: Each = norms_of_each) -> Measured:
             link, key = batch.group.links[j], (batch.group.index, j)
             if link.measures and key not in measured:
                 of_link = norms.setdefault(
-                    (id(link), batch.group.scale), _norms_of(batches, link, batch.group.scale, each)
+                    (id(link), batch.group.scale), _norms_of(batches, link, batch.group.scale, sums)
                 )
                 measured[key] = link.measure(batch.group.values[j], of_link)
     return measured
 
 
 def _norms_of(
-    batches: Iterable[Batch], link: Link, scale: float | None, each: Each
+    batches: Iterable[Batch], link: Link, scale: float | None, sums: Sums
 ) -> Callable[[bool], Tensor]:
     """Return a function that computes the `norms` of the gradients for a link, once."""
 
@@ -359,7 +359,7 @@ def _norms_of(
         held = [slot.held for slot in slots]
         if scale is not None:
             return norms_of_shards(Unscaled(grads, scale), held, exact=exact)
-        return norms_of_shards(grads, held, exact=exact, each=each)
+        return norms_of_shards(grads, held, exact=exact, sums=sums)
 
     return norms
 

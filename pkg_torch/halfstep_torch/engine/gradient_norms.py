@@ -1,7 +1,7 @@
-"""The norms of many gradients: those of one dtype on one device by one call of a kernel."""
+"""The norms of many gradients: those of one dtype on one device by one call of a kernel, two if exact."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from halfstep_torch.distributed.shards import PLAIN
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.kernels.norm_kernel import NormKernel, norm_kernel_of
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.numbers.global_norm import Sums, largest_pattern, sum_of_squares
 from halfstep_torch.numbers.norms import PIECE, norms, norms_of_sums
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
@@ -22,48 +23,81 @@ _NO_KEYS, _NO_NUMBERS = np.zeros((0, 1), np.uint32), np.zeros((1, 0), np.float32
 
 
 class GradientNorms:
-    """`norms` of each of many arrays, in rows: with the bits of plain steps, and no copy of any array."""
+    """Sums over many arrays, with the bits of plain steps, and no copy of any array.
+
+    Attributes:
+        sums: the functions.
+    """
 
     def __init__(self, choice: CompileChoice) -> None:
         self._choice, self._tables = choice, {}
+        self.sums = Sums(self._norms, self._largest, self._squares)
 
-    def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the norms, on the device of the first."""
+    def _norms(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the `norms` of each array, in rows, on the device of the first."""
         made = torch.empty(len(tensors), 2, dtype=torch.float32, device=tensors[0].device)
-        kinds: dict[tuple, list[int]] = {}
-        for i, x in enumerate(tensors):
-            is_flat = type(x) in PLAIN and x.is_contiguous()
-            kinds.setdefault((x.device, x.dtype) if is_flat else (), []).append(i)
-        for kind, places in kinds.items():
-            if kind and (kernel := self._kernel(*kind)) is not None:
-                made[places] = self._by_kernel(kernel, kind[0], [tensors[i] for i in places]).to(made.device)
+        for places, totals in self._by_kernels("squares", tensors):
+            if totals is not None:
+                made[places] = norms_of_sums(totals[0]).T.to(made.device)
                 continue
             for i in places:
                 made[i] = norms(tensors[i])
         return made
 
-    def _kernel(self, device: torch.device, dtype: torch.dtype) -> NormKernel | None:
-        return self._choice.ready(device, functools.partial(norm_kernel_of, _STAGE, (), dtype, device))
+    def _largest(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+        """Return the bits of the largest magnitude, int32."""
+        parts = [
+            largest_pattern([tensors[i] for i in places], device)
+            if totals is None
+            else totals.amax().to(device)
+            for places, totals in self._by_kernels("largest", tensors)
+        ]
+        return torch.stack([torch.zeros((), dtype=torch.int64, device=device), *parts]).amax().to(torch.int32)
 
-    def _by_kernel(self, kernel: NormKernel, device: torch.device, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the norms of arrays of one dtype on one device, in rows."""
-        sizes, addresses = [x.numel() for x in tensors], [x.data_ptr() for x in tensors]
+    def _squares(self, tensors: Sequence[Tensor], largest: Tensor) -> Tensor:
+        """Return the sum of all squares, as `sum_of_squares` does."""
+        parts = [
+            sum_of_squares([tensors[i] for i in places], largest) if totals is None else totals.sum(1)
+            for places, totals in self._by_kernels("integers", tensors, largest >> 23)
+        ]
+        zero = torch.zeros(2, dtype=torch.int64, device=largest.device)
+        return torch.stack([zero, *(x.to(zero.device) for x in parts)]).sum(0)
+
+    def _by_kernels(
+        self, sums: str, tensors: Sequence[Tensor], unit: Tensor | None = None
+    ) -> Iterator[tuple[list[int], Tensor | None]]:
+        """Yield the places of arrays, and their sums in columns, or None where there is no kernel."""
+        kinds: dict[tuple, list[int]] = {}
+        for i, x in enumerate(tensors):
+            is_flat = type(x) in PLAIN and x.is_contiguous()
+            kinds.setdefault((x.device, x.dtype) if is_flat else (), []).append(i)
+        for kind, places in kinds.items():
+            kernel = self._kernel(*kind, sums) if kind else None
+            if kernel is None:
+                yield places, None
+                continue
+            table = self._table(kernel, kind[0], [tensors[i] for i in places])
+            units = None if unit is None else unit.to(kind[0]).expand(1, len(places))
+            yield places, kernel.totals(table, _NO_KEYS, _NO_NUMBERS, None, units)
+
+    def _kernel(self, device: torch.device, dtype: torch.dtype, sums: str) -> NormKernel | None:
+        return self._choice.ready(device, functools.partial(norm_kernel_of, _STAGE, (), dtype, device, sums))
+
+    def _table(self, kernel: NormKernel, device: torch.device, tensors: Sequence[Tensor]) -> np.ndarray:
+        """Return the table of a call, which stays from step to step with the memory of sums."""
+        sizes = [x.numel() for x in tensors]
         key = kernel, *sizes
         if key not in self._tables:
             self._tables[key] = _Table(sizes, device)
-        table = self._tables[key]
-        table.rows[:, _GRADIENT] = addresses
-        kernel(table.rows, _NO_KEYS, _NO_NUMBERS, None, totals=table.totals)
-        return norms_of_sums(table.totals[0]).T
+        rows = self._tables[key].rows
+        rows[:, _GRADIENT] = [x.data_ptr() for x in tensors]
+        return rows
 
 
 class _Table:
-    """The table of a call, which stays from step to step, and the memory of sums."""
-
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
         pieces = [-(-size // PIECE) for size in sizes]
         self._sums = torch.empty(sum(pieces), dtype=torch.float64, device=device)
-        self.totals = torch.empty(1, len(sizes), dtype=torch.float64, device=device)
         starts = (part.data_ptr() for part in self._sums.split(pieces))
         rows = [[size, 0, 0, max(size, 1), 0, 0, 0, start] for size, start in zip(sizes, starts, strict=True)]
         self.rows = np.array(rows, np.int64)

@@ -1,5 +1,6 @@
 """Running the stages of a batch: by one call of a kernel, or in plain torch."""
 
+import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
@@ -9,11 +10,9 @@ from torch import Tensor
 from halfstep_torch.distributed.norms import SharedNorms
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.plain import piece_length, step_pieces
-from halfstep_torch.engine.scaled_step import ScaledStep
+from halfstep_torch.engine.scaled_step import ScaledStep, Walk
 from halfstep_torch.engine.slots import Slot
 
-Walk = Generator[Sequence, None, None]
-"""Steps slots in place; yields requests to other processes."""
 Leaving = Generator[Sequence, None, Mapping[int, Tensor]]
 """Yields requests to other processes, and returns the updates that parameters leave, by slot."""
 StepApart = Callable[[Batch, int, Mapping[int, Tensor]], Leaving]
@@ -30,13 +29,14 @@ def run_batch(
 
     `scaled` has the kernels of a batch in which a rule scales by norms.
     """
-    waiting, rest = [], range(len(batch.slots))
+    walks, waiting, rest = [], [], range(len(batch.slots))
     if scaled is not None:
-        rest = scaled.run(batch, batch.gradients(rest))
+        arriving = batch.gradients(rest)
+        tables = scaled.tables(batch, arriving)
+        walks, rest = [scaled.walk(batch, tables, arriving)] if tables.places else [], tables.rest
     elif batch.run_at_once():
         rest = []
-    for places in _groups(batch, rest):
-        walk = _walk(batch, places, step_apart)
+    for walk in itertools.chain(walks, (_walk(batch, places, step_apart) for places in _groups(batch, rest))):
         if (asked := next(walk, None)) is not None:
             waiting.append((walk, asked))
     # Kernels write to memory by its address: autograd must learn that the weights changed.

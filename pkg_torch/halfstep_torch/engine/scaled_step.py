@@ -1,6 +1,11 @@
-"""Stepping a batch in which a rule scales by norms, with two kernels that keep no update (`scaling.py`)."""
+"""Stepping a batch in which a rule scales by norms, with kernels that keep no update (`scaling.py`).
 
-from collections.abc import Mapping, Sequence
+squares                the sums of squares of updates and weights
+or largest, integers   of exact norms: first the largest magnitude, and then the sums in units of it
+apply                  changes weights and state
+"""
+
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -8,16 +13,20 @@ from torch import Tensor
 
 from halfstep.hyperparameters import Values
 from halfstep.kernels.c_driver import FIELDS
+from halfstep_torch.distributed.norms import Share
+from halfstep_torch.distributed.shards import counts_here, is_sharded
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.kernels.kernel import Kernel, kernel_of
 from halfstep_torch.engine.kernels.norm_kernel import NormKernel, norm_kernel_of
 from halfstep_torch.engine.kernels.tables import row_of
 from halfstep_torch.engine.number_places import flat, number_places
-from halfstep_torch.engine.scaling import NotScaling, Scale, scale_of
+from halfstep_torch.engine.scaling import Asked, NotScaling, Scale, asked_norms, scale_of
 from halfstep_torch.engine.slots import Slot
-from halfstep_torch.links.bound_rule import BoundRule
-from halfstep_torch.numbers.norms import PIECE
+from halfstep_torch.numbers.global_norm import roots_of
+from halfstep_torch.numbers.norms import PIECE, norms_of_sums
 
+Walk = Generator[Sequence, None, None]
+"""Steps slots in place; yields requests to other processes."""
 _GRADIENT = len(FIELDS) + 1
 
 
@@ -27,109 +36,166 @@ def numbers_of_two(rules: Sequence[Values], place: int) -> tuple[tuple, tuple]:
     return (*before, ()), (*before, Scale(1.0, 1.0), *after)
 
 
-def scales(rule: BoundRule, numbers: Values) -> bool:
-    """Whether a rule does nothing else than to multiply an update by a number that norms give."""
-    one = torch.ones(1, dtype=torch.float64)
-    try:
-        scale_of(rule, numbers, one, one)
-    except NotScaling:
-        return False
-    return True
-
-
 class ScaledStep:
-    """The two kernels of a batch, and their tables.
+    """The kernels of a batch, and their tables.
 
     Attributes:
-        kernels: the one that measures, and the one that changes weights and state.
+        kernels: those that measure, and the one that changes weights and state.
     """
 
     def __init__(self, batch: Batch) -> None:
         """Find the kernels, or start their compilers.
 
         Raises:
-            NotScaling: if there are none: the rule does something else, or waits for other processes.
+            NotScaling: if there are none.
         """
-        stages = batch.plan.scaling
-        if stages is None or any(slot.waits for slot in batch.slots):
+        if batch.plan.scaling is None:
             raise NotScaling
-        (self._place, measure, apply), rules = stages, next(iter(batch.numbers.values()))
-        if not scales(batch.plan.rules[self._place], rules[self._place]):
-            raise NotScaling
+        (self._place, measure, apply), rules = batch.plan.scaling, next(iter(batch.numbers.values()))
+        self._asked = asked_norms(batch.plan.rules[self._place], rules[self._place])
         of_measure, of_apply = numbers_of_two(rules, self._place)
-        self.kernels: tuple[NormKernel, Kernel] = (
-            norm_kernel_of(measure.padded, number_places(of_measure), batch.grad_dtype, batch.device),
-            kernel_of(apply.padded, number_places(of_apply), batch.grad_dtype, batch.device),
-        )
+        exact = {asked.exact for asked in self._asked}
+        kinds = [
+            *(["squares"] if False in exact else []),
+            *(["largest", "integers"] if True in exact else []),
+        ]
+        of_measure = measure.padded, number_places(of_measure), batch.grad_dtype, batch.device
+        self._measures = {sums: norm_kernel_of(*of_measure, sums) for sums in kinds}
+        self._apply = kernel_of(apply.padded, number_places(of_apply), batch.grad_dtype, batch.device)
+        self.kernels: Sequence[Kernel] = [*self._measures.values(), self._apply]
         if any(kernel.missing for kernel in self.kernels):
             raise NotScaling
 
-    def run(self, batch: Batch, arriving: Mapping[int, Tensor]) -> list[int]:
-        """Step the slots that kernels can update; return the places of the others."""
-        tables = self._tables(batch, arriving)
-        if not tables.places:
-            return tables.rest
-        measure, apply = self.kernels
+    def walk(self, batch: Batch, tables: "Tables", arriving: Mapping[int, Tensor]) -> Walk:
+        """Step the slots of tables; yield requests to other processes, if slots wait for them."""
+        places = tables.places
         for table in (tables.measure, tables.apply):
-            table[:, _GRADIENT] = [arriving[place].data_ptr() for place in tables.places]
-        steps = [batch.steps[place] for place in tables.places]
+            table[:, _GRADIENT] = [arriving[place].data_ptr() for place in places]
+        steps = [batch.steps[place] for place in places]
         at = {step: i for i, step in enumerate(batch.numbers)}
         which = np.array([at[step] for step in steps], np.int32)
-        keys = np.ascontiguousarray(batch.host_keys[:, tables.places])
+        keys = np.ascontiguousarray(batch.host_keys[:, places])
         of_counts = [numbers_of_two(rules, self._place) for rules in batch.numbers.values()]
         of_measure, of_apply = (
             np.array([[*map(float, flat(x))] for x in of_stage], np.float32)
             for of_stage in zip(*of_counts, strict=True)
         )
-        measure(tables.measure, keys, of_measure, which, totals=tables.totals)
-        late = of_measure.shape[1], self._scale(batch, steps, tables.totals)
-        apply(tables.apply, keys, of_apply, which, late=late)
-        return tables.rest
+        norms: dict[Asked, Tensor] = {}
+        yield from self._measure(batch, tables, (keys, of_measure, which), norms)
+        late = of_measure.shape[1], self._scale(batch, steps, norms)
+        self._apply(tables.apply, keys, of_apply, which, late=late)
 
-    def _scale(self, batch: Batch, steps: Sequence[int], totals: Tensor) -> Tensor:
+    def _measure(self, batch: Batch, tables: "Tables", inputs: tuple, norms: dict[Asked, Tensor]) -> Walk:
+        """Put the norms of each parameter into `norms`, in columns."""
+        exact, largest = [asked for asked in self._asked if asked.exact], {}
+        plain = [asked for asked in self._asked if not asked.exact]
+        shares = _Shares([batch.slots[place] for place in tables.places], self._asked)
+        if plain:
+            totals = self._measures["squares"].totals(tables.measure, *inputs)
+            norms |= {asked: norms_of_sums(totals[_row(asked)]) for asked in plain}
+        if exact:
+            totals = self._measures["largest"].totals(tables.measure, *inputs)
+            largest = {asked: totals[_row(asked)].to(torch.int32) for asked in exact}
+        if shares.there:
+            yield shares.of({"norm": norms, "largest": largest})
+            shares.take()
+        if exact:
+            rows = [largest.get(Asked(bool(of_update), True)) for of_update in (1, 0)]
+            zero = torch.zeros_like(next(iter(largest.values())))
+            units = [zero if x is None else x >> 23 for x in rows][: self._measures["integers"].count]
+            totals = self._measures["integers"].totals(tables.measure, *inputs, units=torch.stack(units))
+            sums = {asked: totals[2 * _row(asked) :][:2] for asked in exact}
+            if shares.there:
+                yield shares.of({"sum": sums})
+                shares.take()
+            norms |= {asked: roots_of(sums[asked], largest[asked]) for asked in exact}
+
+    def _scale(self, batch: Batch, steps: Sequence[int], norms: Mapping[Asked, Tensor]) -> Tensor:
         """Return the numbers of `SCALED` in two rows, a column for each parameter."""
-        rule, scale = batch.plan.rules[self._place], torch.empty_like(totals, dtype=torch.float32)
+        rule = batch.plan.rules[self._place]
+        scale = torch.empty(2, len(steps), dtype=torch.float32, device=batch.device)
         for step, rules in batch.numbers.items():
             of_step = [i for i, other in enumerate(steps) if other == step]
-            scale[:, of_step] = torch.stack(scale_of(rule, rules[self._place], *totals[:, of_step]))
+            if of_step:
+                made = scale_of(
+                    rule, rules[self._place], lambda of, at=of_step: norms[of][:, at], batch.device
+                )
+                scale[:, of_step] = torch.stack(made)
         return scale
 
-    def _tables(self, batch: Batch, arriving: Mapping[int, Tensor]) -> "_Tables":
-        if self._made is None:
-            self._made = _Tables(batch, self.kernels, arriving)
+    def tables(self, batch: Batch, arriving: Mapping[int, Tensor]) -> "Tables":
+        """Return the tables of a batch, with the slots that kernels can update."""
+        if self._made is None or batch.slots[0].gathered:  # into other memory in each step
+            self._made = Tables(batch, [*self._measures.values()], self._apply, arriving)
         return self._made
 
-    _made: "_Tables | None" = None
+    _made: "Tables | None" = None
 
 
-class _Tables:
-    """The tables of both kernels, and the memory of sums.
+def _row(asked: Asked) -> int:
+    return 0 if asked.of_update else 1
+
+
+class _Shares:
+    """What this process has of the norms of sharded parameters, and what all have together.
+
+    Attributes:
+        there: whether there is any.
+    """
+
+    def __init__(self, slots: Sequence[Slot], asked: Sequence[Asked]) -> None:
+        self._slots, self._asked = [(i, slot) for i, slot in enumerate(slots) if slot.waits], asked
+        self._waiting: list[tuple[Share, Tensor]] = []
+        self.there = bool(self._slots)
+
+    def of(self, kinds: Mapping[str, Mapping[Asked, Tensor]]) -> list[Share]:
+        """Return the shares in arrays whose last axis has a number for each parameter."""
+        self._waiting = []
+        for kind, arrays in kinds.items():
+            for j, asked in enumerate(self._asked):
+                for i, slot in self._slots if asked in arrays else ():
+                    assert is_sharded(slot.owner)
+                    here = arrays[asked][..., i]
+                    value = here.clone() if counts_here(slot.owner) else torch.zeros_like(here)
+                    share = Share(kind, (slot.index, j), slot.owner.device_mesh, value)
+                    self._waiting.append((share, here))
+        return [share for share, _ in self._waiting]
+
+    def take(self) -> None:
+        """Write what all processes have together into the arrays."""
+        for share, here in self._waiting:
+            here.copy_(share.value)
+
+
+class Tables:
+    """The tables of kernels, and the memory of sums.
 
     Attributes:
         places: of the slots that kernels can update; `rest` of the others.
         measure, apply: tables.
-        totals: float64, the sums of squares of updates, and those of weights, in rows.
     """
 
-    def __init__(self, batch: Batch, kernels: Sequence[Kernel], arriving: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self, batch: Batch, measures: Sequence[NormKernel], apply: Kernel, arriving: Mapping[int, Tensor]
+    ) -> None:
         self.places, self.rest = [], []
         for place, g in arriving.items():
-            (self.places if _is_taken(batch.slots[place], g, kernels) else self.rest).append(place)
+            taken = _is_taken(batch.slots[place], g, measures, apply)
+            (self.places if taken else self.rest).append(place)
         slots = [batch.slots[place] for place in self.places]
         pieces = [-(-slot.param.numel() // PIECE) for slot in slots]
         self._sums = torch.empty(2, sum(pieces), dtype=torch.float64, device=batch.device)
         sums = zip(*(row.split(pieces) for row in self._sums), strict=True)
-        self.totals = torch.empty(2, len(slots), dtype=torch.float64, device=batch.device)
         grads = [arriving[place] for place in self.places]
         self.measure = np.array([*map(_measure_row, slots, grads, sums)], np.int64)
         self.apply = np.array([*map(_apply_row, slots, grads)], np.int64)
 
 
-def _is_taken(slot: Slot, g: Tensor, kernels: Sequence[Kernel]) -> bool:
+def _is_taken(slot: Slot, g: Tensor, measures: Sequence[NormKernel], apply: Kernel) -> bool:
     stages = slot.plan.scaling
     assert stages is not None
-    pairs = zip(kernels, (stages.measure, stages.apply), strict=True)
-    return slot.is_flat(g) and all(kernel.takes(stage, slot.window) for kernel, stage in pairs)
+    takes = all(kernel.takes(stages.measure, slot.window) for kernel in measures)
+    return slot.is_flat(g) and takes and apply.takes(stages.apply, slot.window)
 
 
 def _measure_row(slot: Slot, g: Tensor, sums: Sequence[Tensor]) -> list[int]:

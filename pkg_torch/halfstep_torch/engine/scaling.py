@@ -17,12 +17,18 @@ from torch import Tensor
 from halfstep.hyperparameters import Values
 from halfstep.moments import Moments
 from halfstep_torch.links.bound_rule import BoundRule
-from halfstep_torch.numbers.norms import norms_of_sums
 from halfstep_torch.numbers.op import BareOperand, TorchOp, tensor_numbers
 from halfstep_torch.storage.stored_moment import Arrays, Words
 
 WEIGHTS = "weights"
 """What `NORMS` adds to the arrays of a stage: the float32 weights that the rule in its place sees."""
+
+
+class Asked(NamedTuple):
+    """A norm that a rule asks for: of its update or of the weights."""
+
+    of_update: bool
+    exact: bool
 
 
 class Scale(NamedTuple):
@@ -75,38 +81,58 @@ class NotScaling(Exception):
     """Raised where a rule does something else than to multiply its update by a number."""
 
 
-def scale_of(rule: BoundRule, numbers: Values, of_update: Tensor, of_weights: Tensor) -> Scale:
-    """Return the numbers of `SCALED` for parameters, given float64 sums of squares of each.
+def scale_of(
+    rule: BoundRule, numbers: Values, norms: Callable[[Asked], Tensor], device: torch.device
+) -> Scale:
+    """Return the numbers of `SCALED` for parameters on a device, given the `norms` of each, in columns.
 
     Raises:
-        NotScaling: if the rule does something else, or asks for exact norms.
+        NotScaling: if the rule does something else.
     """
-    op = _ScaleOp(norms_of_sums(of_update), norms_of_sums(of_weights))
+    op = _ScaleOp(norms)
     if rule.tensor_numbers:
-        numbers = tensor_numbers(numbers, of_update.device)
+        numbers = tensor_numbers(numbers, device)
     try:
         left = rule.rule.update(op.update, op.weights, numbers, Moments(rule.rule.name, {}), op)
     except Exception as error:  # of a rule that does more with arrays than these can
         raise NotScaling(str(error)) from error
-    if op.left is None or left is not op.left:
+    if op.left is None or left is not op.left or not op.shape:
         raise NotScaling("an update that is not op.scaled(g, ...)")
-    like = {"dtype": torch.float32, "device": of_update.device}
-    return Scale(*(torch.as_tensor(x, **like).expand(of_update.shape) for x in op.left))
+    numbers = (torch.as_tensor(x, dtype=torch.float32, device=device) for x in op.left)
+    return Scale(*(x.expand(op.shape) for x in numbers))
+
+
+def asked_norms(rule: BoundRule, numbers: Values) -> list[Asked]:
+    """Return the norms that a rule asks for, in its order.
+
+    Raises:
+        NotScaling: if the rule does something else than to multiply its update by a number of theirs.
+    """
+    asked: list[Asked] = []
+
+    def norms(of: Asked) -> Tensor:
+        asked.append(of)
+        return torch.ones(2, 1)
+
+    scale_of(rule, numbers, norms, torch.device("cpu"))
+    return asked
 
 
 class _ScaleOp(TorchOp):
     """The operations of a rule on numbers of many parameters; the arrays are names without elements."""
 
-    def __init__(self, of_update: Tensor, of_weights: Tensor) -> None:
+    def __init__(self, norms: Callable[[Asked], Tensor]) -> None:
         self.update, self.weights = object(), object()
         self.left: tuple[BareOperand, BareOperand] | None = None
-        self._norms = {id(self.update): of_update, id(self.weights): of_weights}
+        self._norms, self.shape = norms, torch.Size()
 
     def norms_of(self, x: object, exact: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the known norms."""
-        if exact or id(x) not in self._norms:
-            raise NotScaling("an exact norm, or the norm of another array")
-        return self._norms[id(x)]
+        if x is not self.update and x is not self.weights:
+            raise NotScaling("the norm of another array")
+        found = self._norms(Asked(x is self.update, exact))
+        self.shape = found.shape[1:]
+        return found
 
     def scaled(self, x: object, ratio: BareOperand, scale: BareOperand = 1.0) -> object:  # pyright: ignore
         """Note what the update is multiplied by."""

@@ -4,18 +4,17 @@ Contract: N1, N2.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.exact import sqrt
-from halfstep_torch.numbers.norms import norms, norms_of_parts, with_moved
+from halfstep_torch.numbers.norms import norms, norms_of_parts, piece_length, with_moved
 
 _INFINITY = 0x7F800000
 # Squares below 2^48, with a sum below 2^63.
 _CHUNK = 1 << 15
-# Elements that fit a cache.
-_PIECE = 1 << 17
 
 
 def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
@@ -30,10 +29,6 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
     return global_norms(tensors, exact=exact)[0]
 
 
-Each = Callable[[Sequence[Tensor]], Tensor]
-"""From arrays to the `norms` of each, in rows."""
-
-
 def norms_of_each(tensors: Sequence[Tensor]) -> Tensor:
     """Return the `norms` of each of some arrays, on the device of the first."""
     made = torch.empty(len(tensors), 2, dtype=torch.float32, device=tensors[0].device)
@@ -42,32 +37,48 @@ def norms_of_each(tensors: Sequence[Tensor]) -> Tensor:
     return made
 
 
-def global_norms(tensors: Sequence[Tensor], *, exact: bool = False, each: Each = norms_of_each) -> Tensor:
-    """Return the norm over all tensors, and that of 2^-64 times them."""
-    if not tensors:
-        return torch.zeros(2, dtype=torch.float32)
-    if not exact:
-        return norms_of_parts(each(tensors))
-    largest = largest_pattern(tensors, tensors[0].device)
-    return roots_of(sum_of_squares(tensors, largest), largest)
-
-
 def largest_pattern(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the bits of the largest magnitude, int32: NaN has the largest; 0 without elements."""
     zero = torch.zeros((), dtype=torch.int32, device=device)
-    return torch.stack([zero, *(_pattern(x).amax().to(device) for x in tensors if x.numel())]).amax()
+    of_pieces = (_pattern(piece).amax().to(device) for x in tensors for piece in _pieces(x))
+    return torch.stack([zero, *of_pieces]).amax()
 
 
 def sum_of_squares(tensors: Sequence[Tensor], largest: Tensor) -> Tensor:
     """Return the sum of all squares, in units of the last place of the largest: (low 32 bits, the rest)."""
     field = largest >> 23
     zero = torch.zeros(2, dtype=torch.int64, device=largest.device)
-    sums = (_sum_of_squares(_pattern(x), field.to(x.device)).to(largest.device) for x in tensors)
+    pieces = (piece for x in tensors for piece in _pieces(x))
+    sums = (_sum_of_piece(_pattern(piece), field.to(piece.device)).to(largest.device) for piece in pieces)
     return torch.stack([zero, *sums]).sum(0)
 
 
+class Sums(NamedTuple):
+    """What norms of many tensors are made of: functions in plain torch, or others with their bits."""
+
+    norms: Callable[[Sequence[Tensor]], Tensor] = norms_of_each
+    largest: Callable[[Sequence[Tensor], torch.device], Tensor] = largest_pattern
+    squares: Callable[[Sequence[Tensor], Tensor], Tensor] = sum_of_squares
+
+
+PLAIN_SUMS = Sums()
+
+
+def global_norms(tensors: Sequence[Tensor], *, exact: bool = False, sums: Sums = PLAIN_SUMS) -> Tensor:
+    """Return the norm over all tensors, and that of 2^-64 times them."""
+    if not tensors:
+        return torch.zeros(2, dtype=torch.float32)
+    if not exact:
+        return norms_of_parts(sums.norms(tensors))
+    largest = sums.largest(tensors, tensors[0].device)
+    return roots_of(sums.squares(tensors, largest), largest)
+
+
 def roots_of(total: Tensor, largest: Tensor) -> Tensor:
-    """Return both norms, given the sum of squares and the bits of the largest magnitude."""
+    """Return both norms, given the sum of squares and the bits of the largest magnitude, of one or of many.
+
+    Along the first axis: of `total` the low 32 bits and the rest, of the result the two norms.
+    """
     field = largest >> 23
     low, high = total.unbind()
     root = sqrt(_as_float32(high + (low >> 32), low & 0xFFFFFFFF))
@@ -77,15 +88,14 @@ def roots_of(total: Tensor, largest: Tensor) -> Tensor:
     return torch.where(largest >= _INFINITY, special, both)
 
 
+def _pieces(x: Tensor) -> Sequence[Tensor]:
+    """Return the pieces of an array that are read at once."""
+    return x.detach().reshape(-1).split(piece_length(x.device)) if x.numel() else ()
+
+
 def _pattern(x: Tensor) -> Tensor:
-    """Return the bits of float32 numbers without their sign, in one row."""
-    return x.detach().to(torch.float32).reshape(-1).view(torch.int32) & 0x7FFFFFFF
-
-
-def _sum_of_squares(bits: Tensor, field: Tensor) -> Tensor:
-    """Return the sum of squares, in units of the last place of the largest: (low 32 bits, the rest)."""
-    sums = [_sum_of_piece(piece, field) for piece in bits.split(_PIECE) if piece.numel()]
-    return torch.stack(sums).sum(0) if sums else torch.zeros(2, dtype=torch.int64, device=bits.device)
+    """Return the bits of float32 numbers without their sign."""
+    return x.to(torch.float32).view(torch.int32) & 0x7FFFFFFF
 
 
 def _sum_of_piece(bits: Tensor, field: Tensor) -> Tensor:
@@ -100,7 +110,7 @@ def _sum_of_piece(bits: Tensor, field: Tensor) -> Tensor:
 def _as_float32(high: Tensor, low: Tensor) -> Tensor:
     """Return the top 32 bits of 2^32 high + low as float32, in their place."""
     powers = 1 << torch.arange(62, device=high.device)
-    length = (high >= powers).sum()
+    length = (high.unsqueeze(-1) >= powers).sum(-1)
     bits = torch.where(length > 0, (high << 32 - length.clamp(max=32)) | (low >> length), low)
     # Past 2^64 the top 32 bits lie in the high half alone.
     bits = torch.where(length > 32, high >> (length - 32).clamp(min=0), bits)

@@ -16,7 +16,7 @@ from halfstep_torch.distributed.shards import is_sharded, window_of
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.run import TOGETHER
-from halfstep_torch.engine.scaled_step import scales
+from halfstep_torch.engine.scaling import NotScaling, asked_norms
 from halfstep_torch.optimizer import Optimizer
 
 
@@ -31,7 +31,7 @@ def temporary_bytes(optimizer: Optimizer) -> int:
     for i, name, param in optimizer._named():
         group = groups.setdefault(i, optimizer._group(i))
         plan = group.plan(name, param)
-        if not param.requires_grad or _has_kernels(optimizer, plan, group, param):
+        if not param.requires_grad or _has_kernels(optimizer, plan, group):
             continue
         shape = tuple(param.shape)
         key = i, plan, shape
@@ -46,12 +46,16 @@ def temporary_bytes(optimizer: Optimizer) -> int:
     return waiting + max(peaks, default=0)
 
 
-def _has_kernels(optimizer: Optimizer, plan: Plan, group: ReadGroup, param: Tensor) -> bool:
+def _has_kernels(optimizer: Optimizer, plan: Plan, group: ReadGroup) -> bool:
     """Whether kernels scale by norms, and keep no update."""
-    if optimizer._compile.choice is False or plan.scaling is None or is_sharded(param):
+    if optimizer._compile.choice is False or plan.scaling is None:
         return False
     place = plan.scaling.place
-    return scales(plan.rules[place], _numbers(plan, group, place))
+    try:
+        asked_norms(plan.rules[place], _numbers(plan, group, place))
+    except NotScaling:
+        return False
+    return True
 
 
 def _numbers(plan: Plan, group: ReadGroup, place: int) -> tuple:

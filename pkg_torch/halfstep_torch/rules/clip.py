@@ -107,7 +107,7 @@ def _clip(
     grads = [local_part(_checked(p)).detach() for p in owners]
     for device in {grad.device for grad in grads}:
         choice.check(_CALLER, device)
-    norms = norms_of_shards(grads, owners, exact=exact, each=GradientNorms(choice))
+    norms = norms_of_shards(grads, owners, exact=exact, sums=GradientNorms(choice).sums)
     norm = norms[0]
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(

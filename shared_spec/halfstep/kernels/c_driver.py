@@ -10,8 +10,8 @@ multiple of 2^32 of the index (contract W8).
 
 from collections.abc import Sequence
 
-from halfstep.kernels.c_norms import C_NORMS, C_SQUARES
-from halfstep.kernels.graph import Graph, Node
+from halfstep.kernels.c_norms import c_norms
+from halfstep.kernels.graph import SUMS, Graph, Node
 from halfstep.random_words import GOLDEN_RATIO
 
 FIELDS = ("elements", "run", "first", "window_run", "window_skip")
@@ -99,8 +99,12 @@ def c_driver(graph: Graph, arrays: Sequence[Array], scalars: Sequence[Node]) -> 
         "CUT": int(cut),
         "NORMS": len(graph.norms),
         "FIRST": len(FIELDS) + 2,
+        "SUM": {"float64": "double", "int64": "i64"}[SUMS[graph.sums].dtype],
+        "WORDS": SUMS[graph.sums].words,
+        "HAS_UNITS": int(SUMS[graph.sums].has_units),
+        "UNITS": max(graph.numbers - len(graph.norms), 0),
     }
-    text = _DRIVER + (C_SQUARES + _SHARES + C_NORMS if graph.norms else _SHARES + _STEP)
+    text = _DRIVER + (c_norms(graph.sums, _SHARES) if graph.norms else _SHARES + _STEP)
     for name, value in inserted.items():
         text = text.replace(f"@{name}@", str(value))
     return text

@@ -20,7 +20,7 @@ Inputs, by name:
                 times the golden ratio, to every k1 (contract W8).
 
 Outputs, by name: p, or u for the float32 update of a step that does not change the weights, and state
-arrays. Or norm.u and norm.p: float32 elements that are squared and added, and stored nowhere. Dtypes are
+arrays. Or norm.u and norm.p: float32 elements that are added up (`SUMS`), and stored nowhere. Dtypes are
 named as NumPy and ml_dtypes name them.
 
 Operations round once each, integers wrap, and NaN passes through `minimum` and `maximum`:
@@ -41,8 +41,32 @@ Operands are nodes or numbers. Numbers are floats if the operation is on floats,
 
 import dataclasses
 from collections.abc import Iterable
+from typing import NamedTuple
 
 ROWS = 7
+
+
+class SumKind(NamedTuple):
+    """How the elements of a norm are added up.
+
+    Attributes:
+        dtype: of the sum of a piece.
+        words: how many of that dtype the total of a parameter takes.
+        has_units: whether each parameter has a number of its own for each norm, behind the others.
+    """
+
+    dtype: str
+    words: int = 1
+    has_units: bool = False
+
+
+SUMS = {
+    "squares": SumKind("float64"),
+    "largest": SumKind("int64"),
+    "integers": SumKind("int64", words=2, has_units=True),
+}
+"""Kinds of sums: of squares; the largest magnitude, as its pattern; squares in units of its last place, where
+the number is its exponent field, and the total is that of the low 32 bits and that of the rest."""
 
 
 def is_float(dtype: str) -> bool:
@@ -118,6 +142,7 @@ class Graph:
         numbers: how many numbers a step has.
         keys: how many columns the keys of random words have.
         second_keys: the columns that are a k1.
+        sums: the kind of the sums of norms.
     """
 
     nodes: list[Node]
@@ -128,6 +153,7 @@ class Graph:
     numbers: int
     keys: int
     second_keys: frozenset[int]
+    sums: str = "squares"
 
     def __post_init__(self) -> None:
         self.replace(self.nodes, self.outputs)
@@ -152,7 +178,7 @@ class Graph:
 
     @property
     def norms(self) -> list[str]:
-        """The outputs that are squared and added."""
+        """The outputs that are added up."""
         return [name for name in self.outputs if name.startswith("norm.")]
 
     def __repr__(self) -> str:

@@ -21,9 +21,9 @@ Every operation of the graph becomes one operation of Triton that rounds once, s
 
 from collections.abc import Iterator, Sequence
 
-from halfstep.kernels.graph import Graph, Node, is_float
+from halfstep.kernels.graph import SUMS, Graph, Node, is_float
 from halfstep.kernels.triton_forms import TYPES, Forms, functions_of, operand
-from halfstep.kernels.triton_norms import PIECE, SQUARES, TOTALS
+from halfstep.kernels.triton_norms import PIECE, functions_of_norms
 from halfstep.random_words import GOLDEN_RATIO
 
 ROW_FIELDS = ("elements", "first", "aligned", "run", "blocks", "window_run", "window_skip")
@@ -46,8 +46,9 @@ def triton_source(graph: Graph, *, exact_by_ptx: bool = False) -> str:
     Raises:
         NoGeneratedForm: for an operation, or a constant, that Triton cannot compute with the graph's bits.
     """
-    functions = [*functions_of(graph, exact_by_ptx), *([SQUARES, TOTALS] if graph.norms else [])]
-    kernel = _Kernel(graph)
+    functions, kernel = functions_of(graph, exact_by_ptx), _Kernel(graph)
+    if graph.norms:
+        functions += functions_of_norms(graph.sums, kernel.sum_type)
     parts = ["import triton\nimport triton.language as tl", *functions, kernel.block(), kernel.step()]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -65,6 +66,7 @@ class _Kernel:
         self.numbers = [f"number{i}" for i in range(graph.numbers)]
         self.given = [*self.keys, *self.numbers, *self.tables]
         self.place = ["row", "run", "blocks", "window_run", "window_skip"]
+        self.sum_type = TYPES[SUMS[graph.sums].dtype]
 
     def block(self) -> str:
         """Return the function that updates some elements of a parameter."""
@@ -172,7 +174,11 @@ class _Kernel:
         """Yield the statements that store the results."""
         for name, node in self.graph.outputs.items():
             if name in self.graph.norms:  # whose pointer is that of the first piece
-                yield f"store_squares({_pointer(name)}, {operand(node, node)}, mask, BLOCK // {PIECE})"
+                unit = "0"
+                if SUMS[self.graph.sums].has_units:
+                    unit = self.numbers[self.graph.norms.index(name) - len(self.graph.norms)]
+                value = operand(node, node)
+                yield f"store_sums({_pointer(name)}, {value}, mask, {unit}, BLOCK // {PIECE})"
                 continue
             offs, mask = self._where(name)
             value = operand(node, node)
@@ -198,7 +204,7 @@ class _Kernel:
         ]
         # The hint of alignment holds only for pointers that are made in the kernel itself.
         for i, x in enumerate(self.graph.memory):
-            of = "tl.float64" if x.name in self.graph.norms else TYPES[x.dtype]
+            of = self.sum_type if x.name in self.graph.norms else TYPES[x.dtype]
             lines.append(f"{_pointer(x.name)} = tl.load(entry + {i}).to(tl.pointer_type({of}))")
         lines += self._start()
         lines += [f"word = words + param * {words}"] if words else []

@@ -65,10 +65,10 @@ class ScaleByTrustRatio(TrustRatio):
 
     In torch, entries of param groups are all arguments but `eps` and `exact`. A group with
     `min_ratio=1, max_ratio=1` skips the ratio, as is common for biases. Kernels compute an update twice, for
-    its norm and for the weights, and keep none. Plain steps, and all with `exact`, keep the update of one
-    parameter (or of many short ones) in float32 until its norm is known. Of sharded parameters a step keeps
-    all updates of this process. Norms of shards are brought together by one collective for all parameters,
-    two with `exact`.
+    its norm and for the weights, with `exact` three times, and keep none. Plain steps keep the update of one
+    parameter (or of many short ones) in float32 until its norm is known, and of sharded parameters all
+    updates of this process. Norms of shards are brought together by one collective for all parameters, two
+    with `exact`.
 
     Args:
         min_norm: a lower bound on both norms.

@@ -45,7 +45,7 @@ class Kernel:
             self.missing = str(error)
 
     def _generated(self) -> CKernel | TritonKernel:
-        return generated(self._stage, self._places, self._incoming, self._device, norms=False)
+        return generated(self._stage, self._places, self._incoming, self._device)
 
     @property
     def problem(self) -> str:
@@ -89,13 +89,13 @@ class Kernel:
 
         Args:
             table: int64, a row for each parameter (`tables.py`). The addresses of a kernel of norms are those
-                of sums in the place of the update: float64, one for each piece (`numbers/norms.py`).
+                of sums in the place of the update, one for each piece (`numbers/norms.py`).
             keys: uint32, the keys of its random words, a column for each parameter.
             numbers: float32, the numbers of the step, a row for each count.
             which: int32, the row of numbers of each parameter; None if there is one row.
             late: of numbers that each parameter has for itself the first place, and the float32 numbers on
                 the device: a column for each parameter.
-            totals: float64, where a kernel of norms writes the sums of squares, a column for each parameter.
+            totals: where a kernel of norms writes the sums, a column for each parameter (`graph.SUMS`).
         """
         assert self._made is not None
         self._made(table, keys, numbers, which, late=late, totals=totals)
@@ -152,25 +152,25 @@ class Trial:
 
 
 def generated(
-    stage: Stage, places: Values, incoming: torch.dtype, device: torch.device, *, norms: bool
+    stage: Stage, places: Values, incoming: torch.dtype, device: torch.device, sums: str = ""
 ) -> CKernel | TritonKernel:
-    """Trace a stage and generate its kernel for a device: the one that updates, or that of norms."""
-    graph = _graph_of(stage, places, incoming, device, norms)
+    """Trace a stage and generate its kernel for a device: the one that updates, or one of `SUMS`."""
+    graph = _graph_of(stage, places, incoming, device, sums)
     return CKernel(graph) if device.type == "cpu" else TritonKernel(graph, stage, device)
 
 
 def _graph_of(
-    stage: Stage, places: Values, incoming: torch.dtype, device: torch.device, norms: bool
+    stage: Stage, places: Values, incoming: torch.dtype, device: torch.device, sums: str = ""
 ) -> Graph:
     graph = trace(stage if device.type == "cpu" else in_powers_of_two(stage), places, incoming)
-    return simplified(measured(graph) if norms else graph)
+    return simplified(measured(graph, sums) if sums else graph)
 
 
 @functools.cache
 def missing_form(stage: Stage, places: Values, incoming: torch.dtype, device: torch.device) -> str:
     """Return the operation of a stage that has no generated form, or ""; no compiler is started."""
     try:
-        graph = _graph_of(stage, places, incoming, device, norms=False)
+        graph = _graph_of(stage, places, incoming, device)
         _ = c_source(graph) if device.type == "cpu" else triton_source(graph, exact_by_ptx=False)
     except NoGeneratedForm as error:
         return str(error)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.hyperparameters import Values
-from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm, RowArray, is_float
+from halfstep.kernels.graph import ROWS, SUMS, Graph, Node, NoGeneratedForm, RowArray, is_float
 from halfstep_torch.engine.number_places import flat, unflat
 from halfstep_torch.engine.scaling import WEIGHTS
 from halfstep_torch.engine.stage import Stage
@@ -95,14 +95,15 @@ def trace(stage: Stage, places: Values, grad_dtype: torch.dtype) -> Graph:
     )
 
 
-def measured(graph: Graph) -> Graph:
-    """Return the graph of a stage that leaves an update, of which only norms are taken."""
+def measured(graph: Graph, sums: str) -> Graph:
+    """Return the graph of a stage that leaves an update, of which only sums of a kind are taken (`SUMS`)."""
     outputs = {"norm.u": graph.outputs["u"]}
     if WEIGHTS in graph.outputs:
         outputs["norm.p"] = graph.outputs[WEIGHTS]
     p, g, _, *state = graph.memory
     memory = p, g, *(RowArray(name, "float32") for name in outputs), *state
-    return dataclasses.replace(graph, outputs=outputs, memory=memory)
+    numbers = graph.numbers + (len(outputs) if SUMS[sums].has_units else 0)
+    return dataclasses.replace(graph, outputs=outputs, memory=memory, numbers=numbers, sums=sums)
 
 
 def _memory(stage: Stage, grad_dtype: torch.dtype) -> tuple[RowArray, ...]:

@@ -107,10 +107,10 @@ class TritonKernel:
 
     def _add(self, rows: Tensor, columns: int, totals: Tensor) -> None:
         """Add the sums of pieces of each parameter."""
-        arrays, (norms, params) = len(self._graph.memory), totals.shape
-        place = 2, arrays + ROW_FIELDS.index("elements")
+        place = 2, len(self._graph.memory) + ROW_FIELDS.index("elements")
+        grid = totals.shape[1], len(self._graph.norms)
         with _on(self._device):
-            self._module.totals[(params, norms)](rows, totals, columns, *place, **OPTIONS)
+            self._module.totals[grid](rows, totals, columns, *place, **OPTIONS)
 
 
 class Staging:
