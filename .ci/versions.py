@@ -4,7 +4,7 @@
 
 `python -m halfstep` takes steps under each recipe and compares them with the reference. Then the reference,
 eager torch and a share of JAX's modes answer the golden vectors. Prints a row of the table in
-docs/stability.md for each set; the exit status is 1 where anything fails.
+docs/project.md for each set; the exit status is 1 where anything fails.
 """
 
 import os

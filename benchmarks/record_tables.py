@@ -323,7 +323,7 @@ TABLES: dict[str, dict[str, Callable[[], Table]]] = {
         "rules on the transformer": lambda: rules_by_format("rules-transformer-cpu"),
         "weights in 8 bits": low_weights,
     },
-    "docs/how-to/fed-back-weights.md": {
+    "docs/how-to/feedback.md": {
         "adamw": lambda: fed_back("adamw", "learning rate"),
         "sgd": lambda: fed_back("sgd", "learning rate of SGD"),
     },

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-FED_BACK = (ROOT / "docs" / "how-to" / "fed-back-weights.md").read_text()
+FED_BACK = (ROOT / "docs" / "how-to" / "feedback.md").read_text()
 RECORDS = {
     "docs/benchmarks/cost.md": (
         "compiled-tpu",
@@ -25,7 +25,7 @@ RECORDS = {
         "low_weights-cpu",
         "transformer-recipes-cpu",
     ),
-    "docs/how-to/fed-back-weights.md": ("fed_back-cpu",),
+    "docs/how-to/feedback.md": ("fed_back-cpu",),
     "docs/how-to/lost-updates.md": ("fine_tuning-cpu",),
 }
 

@@ -24,12 +24,12 @@ DUE = {
     "weight decay": "faq/#does-weight-decay-work-in-16-bits",
     "named_parameters": "faq/#why-named_parameters",
     "huggingface": "how-to/trainers/",
-    "wandb": "how-to/monitor/",
+    "wandb": "how-to/lost-updates/",
     "cite": "faq/",
     "quick start": "quick-start",
     "lora": "faq/",
     "qlora": "faq/",
-    "gradscaler": "how-to/gradscaler/",
+    "gradscaler": "how-to/schedules/",
     "fsdp2": "how-to/fsdp2/",
     "resume": "how-to/checkpoints/",
     "out of memory": "troubleshooting/#out-of-memory",
@@ -61,7 +61,7 @@ def test_a_search_finds_the_page(found, query):
 def test_a_shared_link_shows_title_sentence_and_picture(site):
     page = (site / "how-to" / "muon" / "index.html").read_text()
     card = dict(re.findall(r'<meta property="og:(\w+)" content="([^"]*)">', page))
-    assert card["title"] == "Train with Muon"
+    assert card["title"] == "Muon and Adafactor"
     assert card["description"].startswith("Muon updates each hidden matrix")
     assert f'<meta name="description" content="{card["description"]}">' in page
     assert (site / card["image"].partition("/docs/")[2]).is_file()

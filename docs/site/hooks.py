@@ -73,7 +73,7 @@ _BOOSTS = {
     "docs/faq.md": 3,
     "docs/troubleshooting.md": 3,
     "docs/how-to/pytorch-loop.md": 3,
-    "docs/how-to/int8-weights.md": 0.3,
+    "docs/how-to/memory-and-formats.md": 0.3,
     "docs/how-to/": 2,
     "docs/benchmarks/": 0.2,
     "CHANGELOG.md": 0.1,

@@ -63,7 +63,7 @@ def test_the_record_is_of_these_versions_and_steps_and_the_pages_quote_it():
     assert record["differing"] == 0
     for compiler in ("XLA", "Triton"):
         assert {row["step"] for row in record["rows"] if row["compiler"] == compiler} == set(steps())
-    checks = (ROOT / "docs/checks.md").read_text()
+    checks = (ROOT / "docs/project.md").read_text()
     assert path.name in checks
     assert path.name in (ROOT / "shared_spec/README.md").read_text()
     for name in ("XLA_steps", "Triton_steps", "launches", "bits", "differing_by_A8", "differing_if_wild"):

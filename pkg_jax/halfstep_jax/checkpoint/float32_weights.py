@@ -72,7 +72,7 @@ def set_float32_params(params: Tree, state: Tree, values: Tree) -> tuple[Tree, T
     `float32_params` of the two then gives `values`: exactly under `keep_master_params` and `split_params`
     with 16 bits and bfloat16 weights, else rounded to nearest. Where nothing is kept the params are `values`
     rounded to nearest. Moments and counts stay. Under `param_storage="feedback"` and "int8" the first moment
-    still has the errors of the old weights: set it to zeros too (`docs/how-to/fed-back-weights.md`).
+    still has the errors of the old weights: set it to zeros too (`docs/how-to/feedback.md`).
 
     Args:
         params: the weights of the model: their dtypes are kept.

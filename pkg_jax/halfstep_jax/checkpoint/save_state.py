@@ -38,8 +38,8 @@ def save_state(
 
     The file is safetensors: `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are stored.
     Its header says of every weight which links step it, with their counts, seeds, numbers and formats. State
-    of transforms that are not of this package goes into it too, by its place, for JAX alone. `docs/bridge.md`
-    has the layout. A file of that name is replaced once the new file is whole.
+    of transforms that are not of this package goes into it too, by its place, for JAX alone.
+    `docs/how-to/checkpoints.md` has the layout. A file of that name is replaced once the new file is whole.
 
     Args:
         path: of the file.

@@ -83,7 +83,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     refuses to step or to be saved until this call is repeated.
 
     Moments and steps stay as they are. Under `param_storage="feedback"` and "int8" the first moment still has
-    the errors of the old weights: set it to zeros too (`docs/how-to/fed-back-weights.md`).
+    the errors of the old weights: set it to zeros too (`docs/how-to/feedback.md`).
 
     Args:
         optimizer: of the parameters.

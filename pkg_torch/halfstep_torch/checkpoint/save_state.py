@@ -54,10 +54,10 @@ class _Stepped(NamedTuple):
 def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
     """Write what a run needs to go on, in either package, to one file: weights, state, counts and seeds.
 
-    `docs/bridge.md` says what is in it. The file is safetensors, and appears once it is whole. Buffers of the
-    model are not in it. Steps of other threads wait until it is written. With DTensors all processes call
-    it together. They gather one array at a time, and the first process writes the file. Any other mesh, or a
-    single process, can continue from it.
+    `docs/how-to/checkpoints.md` has the layout. The file is safetensors, and appears once it is whole.
+    Buffers of the model are not in it. Steps of other threads wait until it is written. With DTensors all
+    processes call it together. They gather one array at a time, and the first process writes the file. Any
+    other mesh, or a single process, can continue from it.
 
     Args:
         path: where; a file that is there is replaced.
