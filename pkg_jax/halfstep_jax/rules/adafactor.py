@@ -49,19 +49,19 @@ def adafactor(
     Args:
         learning_rate: relative to the root mean square of each weight; None: 1. The paper's is the schedule
             `lambda count: jnp.minimum(1e-2, 1 / jnp.sqrt(count + 1.0))`.
-        min_dim_size_to_factor: with `decay_rate` and `factored`, as in `scale_by_factored_rms`.
-        decay_rate: as there.
-        decay_offset: `step_offset` there.
+        min_dim_size_to_factor: arrays with a shorter second axis are not factored.
+        decay_rate: exponent of the decay of second moments, as in `scale_by_factored_rms`.
+        decay_offset: `step_offset` of `scale_by_factored_rms`.
         multiply_by_parameter_scale: False makes the learning rate absolute.
         clipping_threshold: as in `clip_by_block_rms`; None: no bound.
         momentum: a decay rate; None: no momentum.
         dtype_momentum: how the momentum is stored, as `accumulator_dtype` of `trace`.
         weight_decay_rate: of decay that the learning rate does not scale; None: none.
-        eps: `epsilon` there.
-        factored: as there.
+        eps: `epsilon` of `scale_by_factored_rms`.
+        factored: False keeps a second moment for each weight.
         weight_decay_mask: as `mask` of `add_decayed_weights`.
-        nu_dtype: with `nu_rounding`, how second moments that are not factored are stored.
-        nu_rounding: as there.
+        nu_dtype: format of second moments that are not factored, as in `adamw`.
+        nu_rounding: rounding of these second moments, as in `adamw`.
         momentum_rounding: as `rounding` of `trace`.
         param_storage: as in `adamw`.
         seed: as in `adamw`.

@@ -115,16 +115,15 @@ def muon(  # noqa: D417 (the others are its links')
         matrices: overrides the split. It is a function of leaf name ("layers/0/kernel") and array, or a
             mapping from patterns of names. Values are True (Muon), False (AdamW), `MatrixAxes` (Muon, with
             these axes) or None (as by default).
-        adam_b1: with the other arguments `adam_...` and `nu_...`, as in `adamw`, for weights that AdamW
-            steps.
-        adam_b2: as there.
-        adam_eps: as there.
-        adam_eps_root: as there.
-        adam_weight_decay: as there.
-        adam_learning_rate: as there; None: `learning_rate`.
-        adam_mu_dtype: as `mu_dtype` there.
-        adam_mu_rounding: as `mu_rounding` there.
-        recipe: the name of one of `recipes`, for the arrays that AdamW steps and for `param_storage`. The
+        adam_b1: decay rate of the first moment, for the weights updated by AdamW.
+        adam_b2: decay rate of their second moment.
+        adam_eps: added to the root of their second moment.
+        adam_eps_root: added under this root.
+        adam_weight_decay: their decoupled decay.
+        adam_learning_rate: their learning rate; None: `learning_rate`.
+        adam_mu_dtype: `mu_dtype` of `adamw`.
+        adam_mu_rounding: `mu_rounding` of `adamw`.
+        recipe: the name of one of `recipes`, for the weights updated by AdamW and for `param_storage`. The
             momentum is then `scaled("float16", 128)`, as large as two moments of 8 bits; under
             "full_precision" it is float32.
         cautious: of both decays, as in `add_decayed_weights`.

@@ -62,7 +62,7 @@ def round_weights(
     Args:
         optimizer: of torch or another library, before its first step. It belongs to the result from here on.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-        names: as in `Optimizer`. Without them names are found, as there.
+        names: as in `Optimizer`. Without them, names are found in the models.
         piece_size: how many elements are stepped together. None: all, for a rule whose step of a parameter
             depends on others (Prodigy, D-Adaptation).
         compile: as in `Optimizer`, for the rounding.

@@ -111,10 +111,10 @@ class Adafactor(Optimizer):
         eps: `floor` there, and `min_scale` of `scale_by_param_block_rms`.
         d: `threshold` of `clip_by_block_rms`.
         weight_decay: as in `AdamW`.
-        maximize: ascend.
-        min_dim_size_to_factor: as there; torch factors every matrix.
-        nu_dtype: with `nu_rounding`, how the second moment is stored of what is not factored.
-        nu_rounding: as there.
+        maximize: maximize the objective instead of minimizing it.
+        min_dim_size_to_factor: arrays with a shorter second axis are not factored; torch has no bound.
+        nu_dtype: format of second moments that are not factored, as in `AdamW`.
+        nu_rounding: rounding of these second moments, as in `AdamW`.
         param_storage: with the other arguments, as in `AdamW`.
         scale_parameter: True, as in the `Adafactor` of transformers; so are the next two.
         relative_step: True.

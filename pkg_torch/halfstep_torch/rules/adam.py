@@ -98,34 +98,39 @@ class AdamW(Optimizer):
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: decoupled decay; it is scaled by the learning rate.
-        amsgrad: False; it is where `torch.optim.AdamW` has it.
-        maximize: ascend.
-        mu_dtype: how the first moment (`exp_avg`) is stored, as in `scale_by_adam`.
-        nu_dtype: how the second (`exp_avg_sq`) is stored, as there.
-        mu_rounding: how the first is rounded, as there.
-        nu_rounding: how the second is rounded, as there.
-        recipe: the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they are
-            not given.
-        param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
+        amsgrad: must be False (kept for the order of torch's arguments).
+        maximize: maximize the objective instead of minimizing it.
+        mu_dtype: format of the first moment (`exp_avg`): "float32", "bfloat16", "float16", a torch dtype, or
+            a signed format (`scaled`, `relative`, `codebook`). None: bfloat16 for bfloat16 weights, else
+            float32.
+        nu_dtype: format of the second moment (`exp_avg_sq`): as `mu_dtype`, or an unsigned format such as
+            "ufloat16_e7m9".
+        mu_rounding: "auto" (nearest if that is accurate, else stochastic), "stochastic", "feedback",
+            "nearest" or "nearest_unchecked".
+        nu_rounding: "stochastic", "auto", "nearest" or "nearest_unchecked". Nearest freezes a bfloat16 second
+            moment above a decay rate of 0.996.
+        recipe: the name of one of `recipes`. It sets `mu_dtype`, `nu_dtype` and `param_storage`, unless these
+            are passed.
+        param_storage: storage of 16-bit weights: "stochastic" (stochastic rounding), "nearest", "compensated"
             (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`). None:
-            as the recipe has it, else "stochastic".
-            "feedback" rounds stochastically too, and what this leaves out goes into the first moment, from
-            which later steps add it, at no byte more (contract A21, P9). An experiment of `AdamW` alone is
-            "int8": the state has float32 weights in 8 bits, which `stored_params` reads. Rounding errors go
-            into the first moment (contract A20, P8).
-        cautious: decay only where that does not pull against the step, as in `add_decayed_weights`.
+            the recipe's, else "stochastic".
+            "feedback" rounds stochastically too and adds the rounding error to the first moment, from which
+            later steps apply it, with the memory of "stochastic" (contract A21, P9). An experiment of `AdamW`
+            alone is "int8": the state keeps float32 weights in 8 bits, which `stored_params` reads, and
+            rounding errors go into the first moment (contract A20, P8).
+        cautious: decay only the weights whose decay does not oppose the update, as in `add_decayed_weights`.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto", as in `Optimizer`.
         names: as in `Optimizer`.
         state_device: None, or "cpu" for state on the host, as in `Optimizer`.
-        foreach: of no effect, as `fused` is: all parameters are stepped together.
+        foreach: ignored; all parameters are always updated together.
         capturable: False.
         differentiable: False.
-        fused: of no effect.
+        fused: ignored, as `foreach`.
 
     Raises:
         TypeError: if an argument is of a wrong type.
-        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+        ValueError: if an argument is out of range, or a format or rounding cannot hold the moment.
 
     Example:
         >>> import torch, halfstep_torch as hs

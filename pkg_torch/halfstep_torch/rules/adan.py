@@ -26,7 +26,7 @@ class Adan(Optimizer):
     is float32. A step rounds three averages and the last gradient to their dtypes, and the weight to its own,
     once each. The decay is that of the authors' code with `no_prox=True`.
 
-    `betas` are `b1`, `b2` and `b3` of `scale_by_adan`, and the formats and roundings are as there. The other
+    `betas` are `b1`, `b2` and `b3` of `scale_by_adan`, which also has the formats and roundings. The other
     arguments, and the errors, are those of `AdamW`.
 
     Example:

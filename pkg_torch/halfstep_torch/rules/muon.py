@@ -81,27 +81,28 @@ class Muon(Optimizer):
     Args:
         params: pairs (name, parameter), or dicts of groups of them.
         lr: as in `AdamW`, for both.
-        weight_decay: decoupled decay of what Muon steps.
-        momentum: `beta` of `scale_by_muon`.
-        ns_coefficients: `ns_coeffs` there.
+        weight_decay: decoupled decay of the weights updated by Muon.
+        momentum: decay rate of the momentum, `beta` of `scale_by_muon`.
+        ns_coefficients: coefficients of the Newton-Schulz iteration, `ns_coeffs` of `scale_by_muon`.
         adjust_lr_fn: None or "original", or "match_rms_adamw": `scale="consistent_rms"`.
         matrices: overrides the split: a function of leaf name ("layers/0/weight") and parameter, or a mapping
             from patterns of names. True is Muon, False AdamW, `MatrixAxes` Muon with these axes, None the
             default.
-        mu_rounding: as there.
+        mu_rounding: rounding of the momentum: "auto", "stochastic", "nearest" or "nearest_unchecked".
         adam_lr: the learning rate of AdamW beside `lr`; None: `lr`. A group may have its own, or has the same
             `adam_lr_ratio`. If `lr` or `adam_lr` is a function, neither follows the other.
-        betas: as `adam_eps` and the like those of `AdamW`, for what it steps.
-        adam_eps: as there.
-        adam_weight_decay: as there; None: `weight_decay`. A group's own `weight_decay` is for both kinds.
-        adam_mu_dtype: as `mu_dtype` there.
-        adam_mu_rounding: as `mu_rounding` there.
-        recipe: as in `AdamW`, for what it steps and for `param_storage`. The momentum is then
+        betas: decay rates of both moments of `AdamW`.
+        adam_eps: `eps` of `AdamW`.
+        adam_weight_decay: decay of the weights updated by AdamW; None: `weight_decay`. A `weight_decay` of a
+            group is for both kinds.
+        adam_mu_dtype: `mu_dtype` of `AdamW`.
+        adam_mu_rounding: `mu_rounding` of `AdamW`.
+        recipe: as in `AdamW`, for the weights updated by AdamW and for `param_storage`. The momentum is then
             `scaled("float16", 128)`, which takes as many bytes as two moments of 8 bits; float32 under
             "full_precision".
         cautious: of both decays, as in `add_decayed_weights`.
-        compile: as there; the factor is made of torch's own products of matrices.
-        names: as there. A parameter with two names is tied, and AdamW steps it.
+        compile: as in `Optimizer`. Torch's own matrix products compute the orthogonalization.
+        names: as in `Optimizer`. A parameter with two names is tied, and AdamW steps it.
 
     Raises:
         TypeError: if an argument is of a wrong type.

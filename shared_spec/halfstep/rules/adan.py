@@ -26,12 +26,12 @@ class ScaleByAdan(Rule):
         b2: decay rate of the average of differences.
         b3: decay rate of the average of squares.
         eps: added to the root.
-        mu_dtype: how the average of gradients is stored, as in `scale_by_adam`.
-        diff_dtype: how the average of differences is stored, likewise.
-        nu_dtype: how the average of squares is stored, as there.
-        grad_dtype: how the last gradient is stored, as `mu_dtype`.
-        mu_rounding: how the three with a sign are rounded, as there.
-        nu_rounding: how the average of squares is rounded, as there.
+        mu_dtype: format of the average of gradients, as in `scale_by_adam`.
+        diff_dtype: format of the average of differences, as `mu_dtype`.
+        nu_dtype: format of the average of squares, as in `scale_by_adam`.
+        grad_dtype: format of the last gradient, as `mu_dtype`.
+        mu_rounding: rounding of the three signed arrays, as in `scale_by_adam`.
+        nu_rounding: rounding of the average of squares, as in `scale_by_adam`.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:

@@ -29,12 +29,12 @@ class ScaleByAdemamix(Rule):
             in torch it is an entry of the group.
         eps: added to the root.
         eps_root: added under the root.
-        mu_dtype: how the fast average is stored, as in `scale_by_adam`.
-        slow_dtype: how the slow average is stored, likewise.
-        nu_dtype: how the second moment is stored, as there.
-        mu_rounding: how the fast average is rounded, as there.
-        slow_rounding: how the slow average is rounded, likewise.
-        nu_rounding: how the second moment is rounded, as there.
+        mu_dtype: format of the fast average, as in `scale_by_adam`.
+        slow_dtype: format of the slow average, as `mu_dtype`.
+        nu_dtype: format of the second moment, as in `scale_by_adam`.
+        mu_rounding: rounding of the fast average, as in `scale_by_adam`.
+        slow_rounding: rounding of the slow average, as `mu_rounding`.
+        nu_rounding: rounding of the second moment, as in `scale_by_adam`.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:

@@ -24,8 +24,8 @@ class ScaleByRms(Rule):
         eps: added under the root, or to it.
         eps_in_sqrt: whether `eps` is added under the root.
         bias_correction: divide the second moment by 1 - decay^t.
-        nu_dtype: how the second moment is stored, as in `scale_by_adam`.
-        nu_rounding: how it is rounded, as there.
+        nu_dtype: format of the second moment, as in `scale_by_adam`.
+        nu_rounding: its rounding, as in `scale_by_adam`.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:
