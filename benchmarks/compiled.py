@@ -187,12 +187,6 @@ def _packed_and_whole_settings() -> list[Setting]:
             {"v5e": 1.45, "v6e": 2.76, "h100": 2.64},
             temporaries=8.2,
         ),
-        Setting(
-            "4-bit codebooks",
-            _adamw(mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("ulinear4")),
-            {"v5e": 4.6, "v6e": 3.85, "h100": 1.82},
-            temporaries=0.21,
-        ),
     ]
 
 

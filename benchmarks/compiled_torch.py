@@ -158,8 +158,6 @@ def cases() -> dict[str, Callable[[], torch.optim.Optimizer]]:
         "AdamW, relative int8 by block": moments(hs.relative("int8", 128), "ufloat8_e6m2"),
         "AdamW, relative int4 by block": moments(hs.relative("int4", 32), "ufloat8_e6m2"),
         "AdamW, 8-bit codebooks": moments(codebook("dynamic8"), codebook("udynamic8")),
-        "AdamW, 4-bit codebooks": moments(codebook("dynamic4"), codebook("udynamic4")),
-        "AdamW, ulinear4": moments("bfloat16", codebook("ulinear4")),
         "AdamW, float32 moments": moments("float32", "float32"),
         **{name: step_of(name) for name in ("Adam", "Lion", "Lamb", "Lamb16")},
         "SGD, momentum": step_of("SGD", momentum=0.9),

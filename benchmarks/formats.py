@@ -63,7 +63,7 @@ class Diagram:
         """The width in bits of each field of a code."""
         name = self.format.dtype
         if name in CODEBOOK_CODES:
-            return {"index": 4 if self.format.codes.packed else 8}
+            return {"index": 8}
         if name in ROOTS:
             return ROOTS[name]
         if name.startswith("int"):

@@ -21,7 +21,6 @@ def settings(hs: Any) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return the steps: the name of an optimizer and its options; `hs` is either package."""
     fp8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
     tables = {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")}
-    short_tables = {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.codebook("udynamic4")}
     return {
         "AdamW, bfloat16 (default)": ("AdamW", {}),
         "AdamW, one_pass": ("AdamW", dict(hs.recipes.one_pass)),
@@ -29,7 +28,6 @@ def settings(hs: Any) -> dict[str, tuple[str, dict[str, Any]]]:
         "AdamW, fp8": ("AdamW", fp8),
         "AdamW, split16": ("AdamW", {"param_storage": "split16"}),
         "AdamW, 8-bit codebooks": ("AdamW", tables),
-        "AdamW, 4-bit codebooks": ("AdamW", short_tables),
         "Lion": ("Lion", {}),
         "LAMB": ("Lamb", {}),
     }

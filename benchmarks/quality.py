@@ -78,7 +78,6 @@ INT8 = _moments(_relative("int8", 128), _scaled("ufloat8_e5m3"))
 INT4 = _moments(_relative("int4", 32), _scaled("ufloat8_e5m3"))
 E5M3 = {"nu_dtype": _scaled("ufloat8_e5m3")}
 MAPPED8 = (_codebook("dynamic8"), _codebook("udynamic8"))
-MAPPED4 = (_codebook("dynamic4"), _codebook("ulinear4"))
 EIGHT = hs.recipes.eight_bit | {"nu_dtype": _scaled("uroot8")}
 FOUR = hs.recipes.four_bit | {"mu_dtype": _relative("int4", 32), "nu_dtype": _scaled("uroot8")}
 NEAREST = "nearest_unchecked"
@@ -105,15 +104,6 @@ ROWS = (
     Row("float32; int8 mu, nu ufloat8_e5m3", options=_moments(_scaled("int8"), _scaled("ufloat8_e5m3"))),
     Row("float32; 8-bit tables: dynamic8, udynamic8", options=_moments(*MAPPED8)),
     Row("float32; 8-bit tables, nearest", options=_moments(*MAPPED8, NEAREST)),
-    Row("float32; 4-bit tables: dynamic4, ulinear4", options=_moments(*MAPPED4)),
-    Row(
-        "float32; 4-bit tables: dynamic4, udynamic4",
-        options=_moments(_codebook("dynamic4"), _codebook("udynamic4")),
-    ),
-    Row("float32; 4-bit tables, nearest", options=_moments(*MAPPED4, NEAREST)),
-    Row("float32; mu dynamic4, nu float32", options=_moments(_codebook("dynamic4"), "float32")),
-    Row("float32; mu float32, nu ulinear4", options=_moments("float32", _codebook("ulinear4"))),
-    Row("float32; mu float32, nu udynamic4", options=_moments("float32", _codebook("udynamic4"))),
     Row("bf16 split16; float32", "bfloat16", {**F32, "param_storage": "split16"}),
     Row("bf16 split8; float32", "bfloat16", {**F32, "param_storage": "split8"}),
     Row("bf16 split8; bf16", "bfloat16", {**BF16, "param_storage": "split8"}),
@@ -252,7 +242,6 @@ E3M4_ROW, INT8_ROW, INT4_ROW = (
     f"float32; mu relative {mu}, nu ufloat8_e5m3" for mu in ("e3m4", "int8", "int4")
 )
 TABLES8 = "float32; 8-bit tables: dynamic8, udynamic8"
-TABLES4 = [f"float32; 4-bit tables: dynamic4, {nu}" for nu in ("ulinear4", "udynamic4")]
 NOISE = "float32, another batch order"
 
 Figures = Mapping[str, float]
@@ -281,10 +270,6 @@ CLAIMS: dict[str, Callable[[Figures, Figures], bool]] = {
     "8-bit tables: dist < 0.06 and |proj - 1| < 0.01": lambda dist, proj: (
         dist[TABLES8] < 0.06 and abs(proj[TABLES8] - 1) < 0.01
     ),
-    "4-bit tables: dist over another batch order's, under 0.6": lambda dist, proj: (
-        dist[NOISE] < min(dist[name] for name in TABLES4) and max(dist[name] for name in TABLES4) < 0.6
-    ),
-    "nearest 4-bit tables: dist > 1": lambda dist, proj: dist["float32; 4-bit tables, nearest"] > 1,
     "nearest fp8 moments: |proj - 1| > 0.015": lambda dist, proj: (
         abs(proj["float32; fp8 e4m3fn nearest"] - 1) > 0.015
     ),

@@ -120,7 +120,7 @@ def _scaled(dtype: str, block_size: int = 128, **options: str) -> object:
 
 
 FLOAT16, INT8, E4M3 = _scaled("float16"), _scaled("int8", 32, scale="fine"), _scaled("float8_e4m3fn")
-DYNAMIC4, UROOT8 = hs.codebook("dynamic4", block_size=128, min_size=0), _scaled("uroot8")
+UROOT8 = _scaled("uroot8")
 
 
 def _rows(rule: str, *moments: str, nu: bool = True) -> tuple[Row, ...]:
@@ -137,7 +137,6 @@ def _rows(rule: str, *moments: str, nu: bool = True) -> tuple[Row, ...]:
         row("bfloat16", "bfloat16", "bfloat16"),
         row("int8 in 32, fine; nu uroot8" if nu else "int8 in 32, fine", INT8, UROOT8),
         row("e4m3fn; nu uroot8" if nu else "e4m3fn", E4M3, UROOT8),
-        row("dynamic4; nu uroot8" if nu else "dynamic4", DYNAMIC4, UROOT8),
     )
 
 

@@ -57,9 +57,6 @@ FORMATS = {
     "scaled int8": (_scaled("int8"), True),
     "codebook udynamic8": (_codebook("udynamic8"), True),
     "codebook udynamic8, nearest": (_codebook("udynamic8"), False),
-    "codebook udynamic4": (_codebook("udynamic4"), True),
-    "codebook ulinear4": (_codebook("ulinear4"), True),
-    "codebook ulinear4, nearest": (_codebook("ulinear4"), False),
     "ufloat16_e7m9": (_plain("ufloat16_e7m9"), True),
 }
 

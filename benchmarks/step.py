@@ -131,7 +131,6 @@ def storages(hs) -> dict[str, dict]:
         "fp8: e4m3fn, e4m3fn": {name: hs.scaled("float8_e4m3fn") for name in fp8},
         "int8, ufloat8_e5m3": {"mu_dtype": hs.scaled("int8"), "nu_dtype": hs.scaled("ufloat8_e5m3")},
         "8-bit tables": {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")},
-        "4-bit tables": {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.codebook("ulinear4")},
         **{f"bfloat16, {rule}": bf16 | {"param_storage": rule} for rule in (*rules, "feedback")},
         "fp8, split16": fp8 | {"param_storage": "split16"},
     }

@@ -65,7 +65,6 @@ ROWS = (
     Row("one_pass: mulaw8, uroot4_e4m4", dict(hs.recipes.one_pass)),
     Row("four_bit: relative int4 with feedback, uroot8", dict(hs.recipes.four_bit)),
     Row("fp8: e4m3fn, ufloat8_e5m3", _moments(hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3"))),
-    Row("4-bit tables: dynamic4, udynamic4", _moments(hs.codebook("dynamic4"), hs.codebook("udynamic4"))),
 )
 
 

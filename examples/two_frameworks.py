@@ -39,10 +39,10 @@ SEEDS = (0, 1, 2)
 
 
 def recipes(package: Any) -> dict[str, dict[str, Any]]:
-    """Return the eight recipes: the six by name, and two with scaled fp8 and with tables of 4 bits."""
+    """Return the eight recipes: the six by name, and two with scaled fp8 and with tables."""
     names = ("full_precision", "near_float32", "sixteen_bit", "eight_bit", "one_pass", "four_bit")
     fp8 = {"mu_dtype": package.scaled("float8_e4m3fn"), "nu_dtype": package.scaled("ufloat8_e5m3")}
-    tables = {"mu_dtype": package.codebook("dynamic4"), "nu_dtype": package.codebook("udynamic8")}
+    tables = {"mu_dtype": package.codebook("dynamic8"), "nu_dtype": package.codebook("udynamic8")}
     return {name: dict(getattr(package.recipes, name)) for name in names} | {
         "fp8, compensated": fp8 | {"param_storage": "compensated"},
         "tables, master": tables | {"param_storage": "master"},

@@ -22,8 +22,6 @@ _ONE_IN = {
 """By backend, and whether a case is a trajectory: of how many CI takes one. Each is seconds of compiling."""
 _ONE_QUICK_IN = {"torch-eager": 1, "jax-jit": 40, "jax-eager": 240}
 """By backend: of how many cases one is quick. JAX compiles every operation of an eager case by itself."""
-_ONCE_RED = {("torch-compile", "encode-16-dynamic4-never-scaled-12c96fb1")}
-"""Cases that found a fault, which CI takes whatever their digests say."""
 
 
 def _speed(backend: str, case: Case) -> list:
@@ -35,7 +33,7 @@ def _speed(backend: str, case: Case) -> list:
     if number % _ONE_QUICK_IN.get(backend, number + 1) == 0:
         return []
     rare = number % _ONE_IN.get((backend, case.op.endswith("_step")), 1)
-    if rare and (backend, case.key) not in _ONCE_RED:
+    if rare:
         return [pytest.mark.exhaustive]
     return [pytest.mark.slow]
 
@@ -65,10 +63,6 @@ def test_backend_gives_the_golden_bits(backend, name, case, backends):
         assert_same(
             actual[output], expected, f"{backend} breaks clause {clauses} in {output} ({case.comment})"
         )
-
-
-def test_cases_that_found_a_fault_still_exist():
-    assert {key for _, key in _ONCE_RED} <= {case.key for cases in VECTORS.values() for case in cases}
 
 
 def test_ci_skips_no_backend():

@@ -31,7 +31,7 @@ def test_a_weight_without_elements_is_stepped():
 @pytest.mark.parametrize("shape", [(3, 0), (0, 8, 256)])
 def test_codes_of_a_weight_without_elements_have_no_tiles(shape):
     """JAX cut no elements into a number of tiles that it divided by: ZeroDivisionError while tracing."""
-    formats = (("mu_dtype", ("codebook", "dynamic4", "row", ())), ("nu_dtype", ("scaled", "uroot8", 128, ())))
+    formats = (("mu_dtype", ("codebook", "dynamic8", "row", ())), ("nu_dtype", ("scaled", "uroot8", 128, ())))
     setting = dataclasses.replace(_ADAM, formats=formats, shapes=(("w", shape),))
     follow(Jax, setting, _NUMBERS, 0, ["near 1", "near 1"])
 

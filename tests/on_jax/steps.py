@@ -120,7 +120,7 @@ def update(tx, updates, params=W, seen=W):
 E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
 FP8 = {"mu_dtype": E4M3, "nu_dtype": E5M3}
 EIGHT = {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")}
-FOUR = {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.codebook("ulinear4")}
+FOUR = {"mu_dtype": hs.relative("int4", 128), "nu_dtype": hs.scaled("uroot8")}
 
 
 def assert_same_in_every_mode(tx, dtype: str = "bfloat16") -> None:

@@ -24,7 +24,7 @@ G = {"w": gradients(1, SHAPE)[0], "norm": gradients(1, (128,))[0]}
 
 
 def recipe():
-    formats = {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
+    formats = {"mu_dtype": hs.relative("int4", 32), "nu_dtype": hs.scaled("ufloat8_e5m3")}
     return hs.adamw(1e-3, param_storage="split8", weight_decay=0.1, seed=2**40 + 3, **formats)
 
 

@@ -22,7 +22,7 @@ RECIPES = {
     "fp8": lambda: hs.adamw(1e-3, mu_dtype=hs.scaled("float8_e4m3fn"), nu_dtype=hs.scaled("ufloat8_e5m3")),
     "row": lambda: hs.adamw(1e-3, nu_dtype=hs.scaled("float16", "row")),
     "whole": lambda: hs.adamw(1e-3, nu_dtype=hs.scaled("uroot8", None)),
-    "tables": lambda: hs.adamw(1e-3, mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("udynamic8")),
+    "tables": lambda: hs.adamw(1e-3, mu_dtype=hs.codebook("dynamic8"), nu_dtype=hs.codebook("udynamic8")),
     "store_state": lambda: hs.store_state(optax.adam(1e-3), hs.scaled("int8")),
     "lamb16": lambda: hs.lamb16(1e-3),
     **{

@@ -25,7 +25,7 @@ RECIPES = {
     "adamw": ("ebn", lambda: hs.adamw(1e-2, seed=3, weight_decay=0.1)),
     "fp8, split8": ("wk", lambda: hs.adamw(1e-2, param_storage="split8", **FP8)),
     "four_bit": ("we", lambda: hs.adamw(1e-2, **hs.recipes.four_bit)),
-    "table": ("ek", lambda: hs.lion(1e-2, mu_dtype=hs.codebook("dynamic4", "row"))),
+    "table": ("ek", lambda: hs.lion(1e-2, mu_dtype=hs.codebook("dynamic8", "row"))),
     "store_state": ("eb", lambda: hs.store_state(optax.yogi(1e-2), hs.scaled("int8"))),
     "accumulate": ("w", lambda: hs.accumulate_gradients(hs.sgd(1e-2, 0.9), 2)),
     "average": ("wb", lambda: hs.ema_params(0.999)),
@@ -94,7 +94,6 @@ CUTS = {
     "a whole array": (P("x"), hs.scaled("float8_e4m3fn", None)),
     "a row": (P(None, "x"), hs.scaled("float8_e4m3fn", "row")),
     "a block of 128": (P(None, ("x", "y")), hs.scaled("float8_e4m3fn")),
-    "packed codes": (P(None, ("x", "y")), hs.codebook("dynamic4")),
 }
 
 

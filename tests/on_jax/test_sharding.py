@@ -136,7 +136,7 @@ EXPLICIT = {
         1e-3, mu_dtype=hs.scaled("float8_e4m3fn"), nu_dtype=hs.scaled("ufloat8_e5m3"), seed=3
     ),
     "four_bit": lambda: hs.adamw(1e-3, **hs.recipes.four_bit),
-    "tables": lambda: hs.adamw(1e-3, mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("udynamic8")),
+    "tables": lambda: hs.adamw(1e-3, mu_dtype=hs.codebook("dynamic8"), nu_dtype=hs.codebook("udynamic8")),
     "cut": lambda: hs.adamw(1e-3, mu_dtype=hs.scaled("int8", 100), nu_dtype=hs.scaled("ufloat8_e5m3", None)),
     "store_state": lambda: hs.store_state(optax.adam(1e-3), hs.scaled("int8")),
     "lamb16": lambda: hs.lamb16(1e-3),

@@ -44,7 +44,6 @@ MAKES = {
     ),
     "float16": functools.partial(adamw, mu_dtype=hs.scaled("float16"), nu_dtype=hs.scaled("float16")),
     "tables": functools.partial(adamw, mu_dtype=hs.codebook("dynamic8"), nu_dtype=hs.codebook("udynamic8")),
-    "tables4": functools.partial(adamw, mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("udynamic4")),
     "SGD": functools.partial(hs.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
     "Lion": functools.partial(hs.Lion, lr=1e-3),
     "Adan": functools.partial(hs.Adan, lr=1e-3),

@@ -24,7 +24,7 @@ SETTINGS = {
     "8 bits": (hs.AdamW, hs.recipes.eight_bit),
     "4 bits": (hs.AdamW, hs.recipes.four_bit),
     "split": (hs.AdamW, hs.recipes.full_precision),
-    "lion": (hs.Lion, {"mu_dtype": hs.codebook("dynamic4"), "param_storage": "compensated"}),
+    "lion": (hs.Lion, {"mu_dtype": hs.codebook("dynamic8"), "param_storage": "compensated"}),
     "lamb16": (hs.Lamb16, {"param_storage": "master"}),
     "sgd": (hs.SGD, {}),
     "stored": (

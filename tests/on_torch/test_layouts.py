@@ -72,7 +72,7 @@ def test_pieces_of_any_layout_hold_whole_blocks(name, length):
     # Both formats leave short blocks.
     formats = {
         "mu_dtype": hs.scaled("int8", 25, min_size=0),
-        "nu_dtype": hs.codebook("ulinear4", 50, min_size=0),
+        "nu_dtype": hs.codebook("udynamic8", 50, min_size=0),
     }
     runs = []
     for layout in (LAYOUTS[name], plain):

@@ -119,12 +119,11 @@ RULES = {
     "lion": ScaleByMyLion(seed=5),
     "lion in 8 bits": ScaleByMyLion(mu_dtype=FP8, mu_rounding="stochastic"),
     "two averages": TwoAverages(slow_avg_dtype="bfloat16"),
-    "two averages, 4 bits": TwoAverages(slow_avg_dtype=hs.codebook("dynamic4", 16, 0, 0)),
+    "two averages, a table": TwoAverages(slow_avg_dtype=hs.codebook("dynamic8", 16, 0, 0)),
     "muon": Orthogonalize(trace_dtype="bfloat16"),
     "muon in 8 bits": Orthogonalize(trace_dtype=FP8),
     "adafactor": Factored(),
     "adafactor in 8 bits": Factored(nu_dtype=hs.scaled("ufloat8_e5m3", 8, 0, 1)),
-    "adafactor in 4 bits": Factored(nu_dtype=hs.codebook("udynamic4", 8, 0, 1)),
 }
 
 

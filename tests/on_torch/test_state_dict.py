@@ -53,7 +53,7 @@ RESUMED = {
     **{f"{mu}, {nu}": {"mu_dtype": mu, "nu_dtype": nu} for mu, nu in FORMATS},
     **{storage: {"param_storage": storage} for storage in PARAM_STORAGES if storage != "stochastic"},
     "scaled": {"mu_dtype": hs.scaled("int8", 4, 0, 0), "nu_dtype": hs.scaled("ufloat8_e5m3", 4, 0, 0)},
-    "packed": {"mu_dtype": hs.codebook("dynamic4", 4, 0, 0), "nu_dtype": hs.codebook("ulinear4", 4, 0, 0)},
+    "packed": {"mu_dtype": hs.relative("int4", 4, 0, 0), "nu_dtype": hs.codebook("udynamic8", 4, 0, 0)},
     "SGD": {"make": hs.SGD, "momentum": 0.9, "nesterov": True},
     "Lion": {"make": hs.Lion, "mu_rounding": "stochastic"},
     "LAMB16": {"make": hs.Lamb16, "trust_power": 0.382},

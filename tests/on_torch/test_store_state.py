@@ -42,7 +42,7 @@ def test_a_wrapped_link_refuses_gradients_that_would_spread():
 
 
 @pytest.mark.parametrize(
-    "fmt", ["bfloat16", FP8, hs.codebook("dynamic4", **SMALL)], ids=["bf16", "fp8", "4 bits"]
+    "fmt", ["bfloat16", FP8, hs.codebook("dynamic8", **SMALL)], ids=["bf16", "fp8", "table"]
 )
 def test_every_array_with_an_axis_is_stored_and_scalars_left_alone(fmt):
     params = parameters()

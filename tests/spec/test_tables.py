@@ -12,17 +12,7 @@ from halfstep_spec.storage.formats import Encoded
 from halfstep_spec.storage.state_dtypes import codebook
 from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 
-LOWEST = {"dynamic8": 23, "udynamic8": 24, "dynamic4": 10, "udynamic4": 11, "ulinear4": 6}
-
-# Those of B. Li, J. Chen, J. Zhu, arXiv:2309.01507, as in their code, and the unsigned map of bitsandbytes.
-PUBLISHED = {
-    "dynamic4": "-0.8875 -0.6625 -0.4375 -0.2125 -0.0775 -0.0325 -0.0055 0 "
-    "0.0055 0.0325 0.0775 0.2125 0.4375 0.6625 0.8875 1",
-    "udynamic4": "0 0.00325 0.00775 0.02125 0.04375 0.06625 0.08875 0.15625 "
-    "0.26875 0.38125 0.49375 0.60625 0.71875 0.83125 0.94375 1",
-    "ulinear4": "0.0625 0.125 0.1875 0.25 0.3125 0.375 0.4375 0.5 "
-    "0.5625 0.625 0.6875 0.75 0.8125 0.875 0.9375 1",
-}
+LOWEST = {"dynamic8": 23, "udynamic8": 24}
 
 
 def midpoints_of_a_linspace(signed: bool) -> np.ndarray:
@@ -33,12 +23,6 @@ def midpoints_of_a_linspace(signed: bool) -> np.ndarray:
         means = (edges[:-1] + edges[1:]) / 2 * 10.0 ** (i - 6)
         numbers += [means, -means] if signed else [means]
     return np.sort(np.concatenate(numbers))
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_tables_of_4_bits_are_those_that_were_published(name):
-    published = [Fraction(text) for text in PUBLISHED[name].split()]
-    assert list(TABLES[name].exact) == published
 
 
 @pytest.mark.parametrize(("name", "signed"), [("dynamic8", True), ("udynamic8", False)])
@@ -52,7 +36,7 @@ def test_tables_of_8_bits_are_the_dynamic_map(name, signed):
 @pytest.mark.parametrize("name", TABLES)
 def test_numbers_are_the_nearest_float32_of_the_fractions(name):
     table = TABLES[name]
-    assert len(set(table.exact)) == len(table.exact) == 2**table.bits
+    assert len(set(table.exact)) == len(table.exact) == 256
     for exact, value in zip(table.exact, table.values, strict=True):
         neighbours = [np.nextafter(value, np.float32(end)) for end in (-2, 2)]
         off = abs(exact - Fraction(float(value)))
@@ -78,7 +62,7 @@ def test_a_number_of_the_table_is_stored_as_itself(name, rounding):
         codes = encode_table(table.values, words, table)
         assert np.unique(codes).size == codes.size
         np.testing.assert_array_equal(decode_table(codes, table), table.values)
-    assert decode_table(np.zeros(1, np.uint8), table) == (0 if table.has_zero else table.values[0])
+    assert decode_table(np.zeros(1, np.uint8), table) == 0
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -147,19 +131,18 @@ def test_no_decoded_value_is_subnormal_or_infinite(name):
     table, fmt = TABLES[name], codebook(name, None, 0, 0)
     for byte in (table.lowest, 253):
         codes = np.arange(table.values.size, dtype=np.uint8)
-        packed = pack(codes, None) if table.bits == 4 else codes
-        values = np.abs(fmt.decode(Encoded(packed, np.array([byte], np.uint8), codes.shape)))
+        values = np.abs(fmt.decode(Encoded(codes, np.array([byte], np.uint8), codes.shape)))
         assert np.isfinite(values).all()
         assert not ((values > 0) & (values < 2.0**-125)).any()
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_zeros_decode_to_zero_or_far_below_use(name):
+def test_zeros_decode_to_zero(name):
     fmt = codebook(name, 4, 0, 0)
     stored = fmt.zeros((3, 7))
     assert not stored.codes.any()
     values = fmt.decode(stored)
-    assert (values == (0 if TABLES[name].has_zero else np.float32(2.0**-125))).all()
+    assert (values == 0).all()
     again = fmt.encode(values, None, keep_nonzero="never" if TABLES[name].signed else "always")
     np.testing.assert_array_equal(again.codes, stored.codes)
 
@@ -226,12 +209,6 @@ def test_two_codes_stand_in_a_byte_and_a_run_ends_with_one(shape, block_size, pa
         ("dynamic8", 0.95, True),
         ("udynamic8", 0.96, False),
         ("udynamic8", 0.97, True),
-        ("dynamic4", 0.7, False),
-        ("dynamic4", 0.75, True),
-        ("udynamic4", 0.78, False),
-        ("udynamic4", 0.8, True),
-        ("ulinear4", 0.83, False),
-        ("ulinear4", 0.84, True),
     ],
 )
 def test_nearest_freezes_where_half_a_gap_of_the_top_decade_is_wider(name, b, freezes):
@@ -257,6 +234,4 @@ def test_where_nearest_is_allowed_every_number_of_the_top_decade_decays(name):
 def test_what_is_no_table_is_refused():
     with pytest.raises(ValueError, match="dynamic3"):
         codebook("dynamic3")
-    with pytest.raises(ValueError, match="is odd"):
-        codebook("dynamic4", 7)
     assert codebook("dynamic8", 7).block_size == 7

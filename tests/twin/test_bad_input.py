@@ -23,7 +23,7 @@ NO_SIGN = "has no sign. Use it for nu, and a signed format for mu."
 NO_SCALE = "cannot hold a moment without a block scale."
 TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'
 SCALED = 'Use "float16", "float8_e4m3fn", "int8", "ufloat8_e5m3" or "uroot8".'
-TABLES = 'Use "dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4".'
+TABLES = 'Use "dynamic8" or "udynamic8".'
 POWER = "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
 CANCELS = f"trust_power=1.0 cancels the learning rate: a schedule would do nothing. {POWER}"
 BLOCK = 'is not a block size. Use a positive integer, "row" or None.'
@@ -88,7 +88,7 @@ VALUES = {
         ({"nu_dtype": "udynamic8"}, 'nu_dtype=udynamic8 is a table. Use codebook("udynamic8").'),
         ({"nu_dtype": "float16"}, f"nu_dtype=float16 {LOSES}"),
         ({"nu_dtype": scaled("int8")}, f"nu_dtype=int8 {LOSES}"),
-        *(({"nu_dtype": codebook(name)}, f"nu_dtype={name} {LOSES}") for name in ("dynamic8", "dynamic4")),
+        ({"nu_dtype": codebook("dynamic8")}, f"nu_dtype=dynamic8 {LOSES}"),
         ({"nu_dtype": relative("int8")}, NO_UNIT.format("nu_dtype", "nu")),
         ({"mu_dtype": relative("int8"), "b2": 0.9999}, NO_BOUND.format(22.9, 0.9, 0.9999, FROM_99)),
         (
@@ -105,7 +105,7 @@ VALUES = {
         ({"mu_dtype": relative("mulaw8"), "nu_dtype": "ufloat8_e6m2"}, NO_POWER.format("ufloat8_e6m2")),
         ({"mu_dtype": scaled("ufloat8_e5m3")}, f"mu_dtype=ufloat8_e5m3 {NO_SIGN}"),
         ({"mu_dtype": "ufloat8_e6m2"}, f"mu_dtype=ufloat8_e6m2 {NO_SIGN}"),
-        ({"mu_dtype": codebook("ulinear4")}, f"mu_dtype=ulinear4 {NO_SIGN}"),
+        ({"mu_dtype": codebook("udynamic8")}, f"mu_dtype=udynamic8 {NO_SIGN}"),
         ({"mu_rounding": None}, f"mu_rounding=None is not a rounding. {ROUNDINGS}"),
         ({"nu_rounding": "up"}, f"nu_rounding='up' is not a rounding. {ROUNDINGS}"),
         (
@@ -211,7 +211,7 @@ VALUES = {
                 ("ufloat8_e6m2", None, UNITS),
                 ("int4", None, 'relative("int4", 32)'),
                 ("float8_e3m4", 128, UNITS_OF_BLOCKS),
-                ("ulinear4", 128, UNITS_OF_BLOCKS),
+                ("udynamic8", 128, UNITS_OF_BLOCKS),
             )
         ),
         (
@@ -223,7 +223,6 @@ VALUES = {
     ],
     "codebook": [
         ({"table": "dynamic3"}, f"table='dynamic3' is not a table. Did you mean \"dynamic8\"? {TABLES}"),
-        ({"table": "dynamic4", "block_size": 127}, ODD.format(127, "dynamic4")),
         ({"table": "dynamic8", "block_size": 0}, f"block_size=0 {BLOCK}"),
         ({"table": "dynamic8", "min_size": -1}, "min_size=-1 is negative. Use an integer >= 0."),
     ],

@@ -112,9 +112,9 @@ def test_a_norm_above_the_largest_float_is_told(framework):
 
 @pytest.mark.slow
 @BOTH
-@pytest.mark.parametrize("table", [False, True], ids=["uroot8", "ulinear4"])
+@pytest.mark.parametrize("table", [False, True], ids=["uroot8", "udynamic8"])
 def test_moments_are_counted_by_format_though_codes_are_packed(framework, table):
-    nu = halfstep_jax.codebook("ulinear4") if table else halfstep_jax.recipes.four_bit["nu_dtype"]
+    nu = halfstep_jax.codebook("udynamic8") if table else halfstep_jax.recipes.four_bit["nu_dtype"]
     found = diagnosed(framework, recipe="four_bit", nu_dtype=nu)
     assert found.advice == ()
     first, second = (moment.dtypes for moment in found.moments.values())

@@ -38,7 +38,6 @@ GRID = [
     ("sgd", "bfloat16", "", "compensated"),
     ("sgd", "scaled int8", "", "stochastic"),
     ("adam", "codebook dynamic8", "codebook udynamic8", "stochastic"),
-    ("adam", "codebook dynamic4", "codebook ulinear4", "split16"),
     ("adam", "relative float8_e3m4", "ufloat8_e6m2", "stochastic"),
     ("adam", "relative int8", "scaled ufloat8_e5m3", "split16"),
     ("adam", "relative int4", "scaled ufloat8_e5m3", "stochastic"),

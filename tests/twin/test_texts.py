@@ -19,7 +19,7 @@ TEXTS = {
     'scaled("int8")': halfstep.scaled("int8"),
     "scaled('float8_e4m3fn', block_size=64)": halfstep.scaled("float8_e4m3fn", 64),
     ' relative("int4", 32) ': halfstep.relative("int4", 32),
-    'codebook("dynamic4", "row", min_size=0)': halfstep.codebook("dynamic4", "row", 0),
+    'codebook("dynamic8", "row", min_size=0)': halfstep.codebook("dynamic8", "row", 0),
     'scaled("int8", None, scale="fine")': halfstep.scaled("int8", None, scale="fine"),
 }
 

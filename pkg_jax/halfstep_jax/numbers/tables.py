@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep.storage.tables import Table
+from halfstep.storage.tables import DECADES, SIZE, Table
 
 
 def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Array:
@@ -16,19 +16,16 @@ def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Arr
 
     Example:
         >>> from halfstep.storage.tables import TABLES
-        >>> codes = encode_table(jnp.array([0.0, 0.24, 0.26, 9.0]), None, TABLES["dynamic4"])
-        >>> codes.tolist(), decode_table(codes, TABLES["dynamic4"]).tolist()
-        ([0, 4, 4, 8], [0.0, 0.21250000596046448, 0.21250000596046448, 1.0])
+        >>> codes = encode_table(jnp.array([0.0, 0.24, 0.26, 9.0]), None, TABLES["dynamic8"])
+        >>> codes.tolist(), decode_table(codes, TABLES["dynamic8"]).tolist()
+        ([0, 73, 75, 128], [0.0, 0.23359374701976776, 0.26171875, 1.0])
     """
     h = np.float32(0.5) if words is None else _fraction(words)
-    index = _count(y, h, table) if table.bits == 4 else _search(y, h, table)
-    return (index - table.zero) & (table.size - 1)
+    return (_search(y, h, table) - table.zero) & (SIZE - 1)
 
 
 def decode_table(codes: jax.Array, table: Table) -> jax.Array:
     """Return the float32 number of every code, int32: exact."""
-    if table.bits == 4:
-        return _select(codes.astype(jnp.uint8), table.by_code)
     looked_up, computed = (functools.partial(f, table=table) for f in (_looked_up_by_code, _computed_by_code))
     return lax.platform_dependent(codes, cpu=looked_up, default=computed)
 
@@ -39,26 +36,15 @@ def _fraction(words: jax.Array) -> jax.Array:
     return odd.astype(jnp.float32) * np.float32(2.0**-17)
 
 
-def _count(y: jax.Array, h, table: Table) -> jax.Array:
+def _search(y: jax.Array, h, table: Table) -> jax.Array:
     """Return the index that `y` rounds to: how many numbers it is rounded up from.
 
-    A gap's difference is past h of it in every gap below `y`, and negative in every one above.
-    """
-    index = jnp.zeros(y.shape, jnp.int32)
-    for low, high in zip(table.values[:-1], table.values[1:], strict=True):
-        index += (h * (high - low) < y - low).astype(jnp.int32)
-    return index
-
-
-def _search(y: jax.Array, h, table: Table) -> jax.Array:
-    """Do as `_count` for tables that are too long to count.
-
-    They are evenly spaced within a decade, so that arithmetic finds two gaps of which one holds `y`.
+    Numbers are evenly spaced within a decade, so that arithmetic finds two gaps of which one holds `y`.
     """
     behind_zero = _position(jnp.abs(y), table)
     # That is right to 1e-4: y is in the gap at the floor of this, or in the next one.
     position = jnp.where(y < 0, -behind_zero, behind_zero) + np.float32(table.zero - 0.25)
-    first = jnp.clip(jnp.floor(position), 0, table.size - 2).astype(jnp.int32)
+    first = jnp.clip(jnp.floor(position), 0, SIZE - 2).astype(jnp.int32)
     between = _number(first + 1, table)
     in_next = y >= between
     other = _number(jnp.where(in_next, first + 2, first), table)
@@ -71,11 +57,11 @@ def _position(magnitude: jax.Array, table: Table) -> jax.Array:
 
     Between zero and the first number, where there is no decade, it is between 0.25 and 1.
     """
-    decades, n = table.decades, 1 if table.signed else 2
-    power, count = np.float32(10**decades), np.float32(n)
-    for i in range(1, decades):
-        in_later = magnitude >= np.float32(10.0 ** (i - decades))
-        power = jnp.where(in_later, np.float32(10 ** (decades - i)), power)
+    n = 1 if table.signed else 2
+    power, count = np.float32(10**DECADES), np.float32(n)
+    for i in range(1, DECADES):
+        in_later = magnitude >= np.float32(10.0 ** (i - DECADES))
+        power = jnp.where(in_later, np.float32(10 ** (DECADES - i)), power)
         count = jnp.where(in_later, np.float32(n << i), count)
     # A decade of `count` numbers begins behind count - 1 others (signed) or count - 2.
     return count * ((magnitude * power + np.float32(8)) * np.float32(1 / 9)) - np.float32(n - 0.5)
@@ -100,7 +86,7 @@ def _computed_by_code(code: jax.Array, table: Table) -> jax.Array:
     if not table.signed:
         return _of_places(code, table)
     is_negative = code > _last(table)
-    number = _of_places(jnp.where(is_negative, table.size - code, code), table)
+    number = _of_places(jnp.where(is_negative, SIZE - code, code), table)
     return jnp.where(is_negative, -number, number)
 
 
@@ -138,7 +124,7 @@ def _of_places(place: jax.Array, table: Table) -> jax.Array:
 
 def _last(table: Table) -> int:
     """Return the position of 1."""
-    return table.size - 1 - table.zero
+    return SIZE - 1 - table.zero
 
 
 def _power_of_ten(exponent: int) -> tuple[np.float32, np.float32]:
@@ -147,12 +133,3 @@ def _power_of_ten(exponent: int) -> tuple[np.float32, np.float32]:
     fraction, binary = math.frexp(power)
     high = math.ldexp(round(fraction * 2**8), binary - 8)
     return np.float32(high), np.float32(power - high)
-
-
-def _select(codes: jax.Array, numbers: np.ndarray) -> jax.Array:
-    """Return numbers[codes] for 16 numbers without a gather: on accelerators one is slow."""
-    chosen = list(numbers)
-    for bit in range(4):
-        is_set = (codes & np.uint8(1 << bit)) != 0
-        chosen = [jnp.where(is_set, odd, even) for even, odd in zip(chosen[0::2], chosen[1::2], strict=True)]
-    return chosen[0]

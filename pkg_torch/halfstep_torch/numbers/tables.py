@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.storage.tables import TABLES, Table
+from halfstep.storage.tables import DECADES, SIZE, TABLES, Table
 
 # Behind them infinity: numbers past 1 have no neighbour.
 _NUMBERS = {
@@ -16,13 +16,13 @@ def encode_table(y: Tensor, words: Tensor | None, table: Table) -> Tensor:
     """Return int32 codes of float32, by int32 words or to nearest (contract F10); of NaN any code.
 
     Example:
-        >>> codes = encode_table(torch.tensor([0.0, 0.24, 9.0]), None, TABLES["dynamic4"])
-        >>> codes.tolist(), decode_table(codes, TABLES["dynamic4"]).tolist()
-        ([0, 4, 8], [0.0, 0.21250000596046448, 1.0])
+        >>> codes = encode_table(torch.tensor([0.0, 0.24, 9.0]), None, TABLES["dynamic8"])
+        >>> codes.tolist(), decode_table(codes, TABLES["dynamic8"]).tolist()
+        ([0, 73, 128], [0.0, 0.23359374701976776, 1.0])
     """
     # Right to 1e-4: the gap of y is the one at the floor of this, or the next one.
     position = _position(y, table) + (table.zero - 0.25)
-    first = position.floor().to(torch.int32).clamp(0, table.size - 2)
+    first = position.floor().to(torch.int32).clamp(0, SIZE - 2)
     middle = _take(table, first + 1)
     in_next = (y >= middle).to(torch.int32)
     other = _take(table, first + 2 * in_next)
@@ -30,29 +30,25 @@ def encode_table(y: Tensor, words: Tensor | None, table: Table) -> Tensor:
     h = 0.5 if words is None else ((words >> 15) & 0x1FFFF | 1).to(torch.float32) * 2.0**-17
     index = first + in_next + (h * (high - low) < y - low).to(torch.int32)
     # Past the last number `_take` may give one more.
-    return (index.clamp(max=table.size - 1) - table.zero) & (table.size - 1)
+    return (index.clamp(max=SIZE - 1) - table.zero) & (SIZE - 1)
 
 
 def decode_table(codes: Tensor, table: Table) -> Tensor:
     """Return the float32 numbers of int32 codes: exact."""
-    return _take(table, (codes + table.zero) & (table.size - 1))
+    return _take(table, (codes + table.zero) & (SIZE - 1))
 
 
 def _take(table: Table, index: Tensor) -> Tensor:
-    if not table.has_zero:
-        return (index + 1).to(torch.float32) * (1 / table.size)
     # On an accelerator a copy of a kilobyte at every call: a copy kept there would be state of this module.
     return _NUMBERS[table.name].to(index.device)[index]
 
 
 def _position(y: Tensor, table: Table) -> Tensor:
     """Return the position of y in a table, counted from its zero."""
-    if not table.has_zero:
-        return y * 16 - 1
     magnitude = y.abs() if table.signed else y
     slope, start = (torch.full_like(y, number) for number in _line(table, 0))
-    for i in range(1, table.decades):
-        later = magnitude >= 10.0 ** (i - table.decades)
+    for i in range(1, DECADES):
+        later = magnitude >= 10.0 ** (i - DECADES)
         of_decade = _line(table, i)
         slope = torch.where(later, of_decade[0], slope)
         start = torch.where(later, of_decade[1], start)
@@ -67,4 +63,4 @@ def _line(table: Table, decade: int) -> tuple[float, float]:
     n = 1 if table.signed else 2
     # A decade of `count` numbers begins behind count - 1 others (signed) or count - 2.
     count = n << decade
-    return count * 10.0 ** (table.decades - decade) / 9, count * 8 / 9 - (n - 0.5)
+    return count * 10.0 ** (DECADES - decade) / 9, count * 8 / 9 - (n - 0.5)

@@ -191,7 +191,7 @@ class ScaleByMuon(Rule):
         eps: what the norm of a matrix counts as at least.
         mu_dtype: how the momentum is stored; None: `scaled("float16", 128)` for bfloat16 weights, else
             float32. The factor magnifies errors of storing 485 times: of 8 bits use `scaled("int8", 32,
-            scale="fine")`; others are warned of, and 4 bits refused.
+            scale="fine")`; others are warned of.
         nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
         bias_correction: Optax's form: g is divided by 1 - beta^t, and m by 1 - beta^(t + 1), or by 1 - beta^t
             without `nesterov`.
@@ -211,7 +211,7 @@ class ScaleByMuon(Rule):
 
     Raises:
         TypeError: for what is not a number.
-        ValueError: for a number out of range, and for 4 bits. From `init` or the optimizer, for a weight that
+        ValueError: for a number out of range. From `init` or the optimizer, for a weight that
             is no matrix or is empty.
 
     Example:

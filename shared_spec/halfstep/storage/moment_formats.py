@@ -133,13 +133,7 @@ def check_weight_dtype(caller: str, moment: Moment, leaf: str, dtype: str) -> No
 
 
 def _check_amplified(caller: str, argument: str, fmt: Format) -> None:
-    """Refuse 4 bits for a moment if an update magnifies its errors, and warn of coarse formats of 8 bits."""
-    if fmt.packed:
-        raise ValueError(
-            f"{caller}: {argument}={fmt.dtype} has 4 bits. The factor of a matrix magnifies errors of "
-            "storing up to 485 times, and the run ends far from float32's (distance 1.07 on digits). "
-            'Use scaled("int8", 32, scale="fine").'
-        )
+    """Warn of a coarse format for a moment if an update magnifies its errors."""
     is_fine = fmt.family == "fine" and isinstance(fmt.block_size, int) and fmt.block_size <= 64
     if fmt.codes.half_gap > 2.0**-8 and not is_fine:
         warnings.warn(

@@ -70,35 +70,27 @@ def scaled(
 
 
 def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
-    """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
+    """Return the format of codes of a table, of 8 bits, with one power-of-two scale per block.
 
-    The tables come from bitsandbytes and the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ..., the
-    last of them 1. Let s be the smallest integer for which the block's largest magnitude fits the table with
-    either sign. That is up to 2^s. Signed tables end short of -1, at 0.993 2^s, and "dynamic4" at 0.8875 2^s.
+    The tables come from bitsandbytes: sorted numbers T_0 < T_1 < ..., the last of them 1. Let s be the
+    smallest integer for which the block's largest magnitude fits the table with either sign. That is up to
+    2^s, or 0.993 2^s for "dynamic8", which ends short of -1.
     y = x / 2^s is rounded to a neighbour in the table and stored as that number's code, with s in one byte.
     It rounds up from T_j if
 
         h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
 
     so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. Blocks are
-    as in `scaled`. 8-bit tables follow float32 as well as 8-bit floats do. 4 bits are not enough, least of
-    all with nearest rounding.
+    as in `scaled`. Tables follow float32 as well as 8-bit floats do.
 
-    | table | bits | numbers |
-    |---|--:|---|
-    | "dynamic8" | 8 | 0, 1 and +-(0.1 to 1) in seven decades: 2^i evenly spaced numbers in decade i |
-    | "udynamic8" | 8 | 0, 1 and 2^(i + 1) numbers in each of seven decades, for second moments alone |
-    | "dynamic4" | 4 | 0, 1 and +-2^i numbers in each of three decades |
-    | "udynamic4" | 4 | 0, 1 and 2^(i + 1) numbers in each of three decades, for second moments alone |
-    | "ulinear4" | 4 | 1/16, 2/16, ..., 1, for second moments alone: the usual choice, as it has no zero |
-
-    4-bit codes are packed two per byte along the run; an odd run is padded. In a state they have the shape
-    (leading axes, bytes of a run). 8-bit codes have the shape of the param.
+    | table | numbers |
+    |---|---|
+    | "dynamic8" | 0, 1 and +-(0.1 to 1) in seven decades: 2^i evenly spaced numbers in decade i |
+    | "udynamic8" | 0, 1 and 2^(i + 1) numbers in each of seven decades, for second moments alone |
 
     Args:
         table: one of the above.
-        block_size: elements of a block, even for codes of 4 bits; "row" for one block per last-axis row, None
-            for a single block.
+        block_size: elements of a block; "row" for one block per last-axis row, None for a single block.
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
 
@@ -107,14 +99,12 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
         ValueError: if there is no such table or block size.
 
     Example:
-        >>> codebook("dynamic4").code_shape((64, 256)), codebook("dynamic4").scale_shape((64, 256))
-        ((64, 128), (64, 2))
+        >>> codebook("dynamic8").code_shape((64, 256)), codebook("dynamic8").scale_shape((64, 256))
+        ((64, 256), (64, 2))
 
     Source: dynamic maps, T. Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016,
-    and T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022, section 2.2; 4 bits and
-    "ulinear4", B. Li, J. Chen, J. Zhu, "Memory efficient optimizers with 4-bit states", NeurIPS 2023
-    (arXiv:2309.01507). Scales of one byte, stochastic rounding and the order of codes are ours (contract F8
-    to F11).
+    and T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022, section 2.2.
+    Scales of one byte, stochastic rounding and the order of codes are ours (contract F8 to F10).
     """
     if not isinstance(table, str):
         raise TypeError(f"codebook: table={table!r} is not the name of a table. Use {listed(TABLE_NAMES)}.")

@@ -1,4 +1,4 @@
-"""Code books: sorted tables of 256 or 16 numbers.
+"""Code books: sorted tables of 256 numbers.
 
 Contract: F8, F10. A number's code is how far it stands behind zero in its table, modulo the table's length:
 so zero has the code 0.
@@ -12,6 +12,11 @@ import numpy as np
 from halfstep.arrays import Array, Arrays
 from halfstep.storage.base_codes import Codes, carry_past
 
+DECADES = 7
+"""Of a table."""
+SIZE = 256
+"""How many numbers a table has."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -19,32 +24,18 @@ class Table:
 
     Attributes:
         name: "dynamic8" and the like.
-        bits: of a code: 8 or 4.
-        decades: of a dynamic map; 0: the numbers are evenly spaced, and none is zero.
-        zero: the index with the code 0: that of zero, or 0.
+        zero: the index of zero, which has the code 0.
         values: the numbers, float32, in ascending order.
     """
 
     name: str
-    bits: int
-    decades: int
     zero: int
     values: np.ndarray = dataclasses.field(compare=False, repr=False)
-
-    @property
-    def size(self) -> int:
-        """How many numbers there are."""
-        return 1 << self.bits
 
     @property
     def signed(self) -> bool:
         """Whether there are negative numbers."""
         return self.zero > 0
-
-    @property
-    def has_zero(self) -> bool:
-        """Whether zero is one of the numbers."""
-        return self.decades > 0
 
     @property
     def by_code(self) -> np.ndarray:
@@ -68,28 +59,21 @@ class Table:
         return float(self.values[self.values > 0].min())
 
 
-def _dynamic(name: str, bits: int, signed: bool) -> Table:
-    """Return the dynamic map: zero, one, and `bits` - 1 decades of evenly spaced numbers."""
-    decades, numbers = bits - 1, [np.array([0, 1], np.float32)]
-    for i in range(decades):
+def _dynamic(name: str, signed: bool) -> Table:
+    """Return the dynamic map: zero, one, and decades of evenly spaced numbers."""
+    numbers = [np.array([0, 1], np.float32)]
+    for i in range(DECADES):
         n = 2**i if signed else 2 ** (i + 1)
         # 1 + 9 (k + 1/2) / n: exact, as is the power of ten; so the quotient is the only rounding.
         numerator = np.float32(1) + np.float32(9) * np.arange(0.5, n, dtype=np.float32) / np.float32(n)
-        quotient = numerator / np.float32(10 ** (decades - i))
+        quotient = numerator / np.float32(10 ** (DECADES - i))
         numbers += [quotient, -quotient] if signed else [quotient]
     values = np.sort(np.concatenate(numbers))
-    return Table(name, bits, decades, int(np.argmin(np.abs(values))), values)
+    return Table(name, int(np.argmin(np.abs(values))), values)
 
 
 TABLES = {
-    table.name: table
-    for table in (
-        _dynamic("dynamic8", 8, signed=True),
-        _dynamic("udynamic8", 8, signed=False),
-        _dynamic("dynamic4", 4, signed=True),
-        _dynamic("udynamic4", 4, signed=False),
-        Table("ulinear4", 4, 0, 0, np.arange(1, 17, dtype=np.float32) / np.float32(16)),
-    )
+    table.name: table for table in (_dynamic("dynamic8", signed=True), _dynamic("udynamic8", signed=False))
 }
 
 
@@ -108,7 +92,6 @@ class TableCodes(Codes):
             signed=table.signed,
             # A sign that is always the same costs half of the numbers, and the small ones.
             for_second_moments=not table.signed,
-            packed=table.bits == 4,
             nan_in_scale=True,
             # An average that decays from the smallest number passes half of it; and the inverse of the
             # largest scale is normal too.
@@ -120,7 +103,7 @@ class TableCodes(Codes):
     def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return the codes of x over its block's scale."""
         codes = xp.table_codes(x * xp.floats((254 - xp.wide(scale)) << 23), words, self.numbers)
-        if nonzero is not False and self.numbers.has_zero:
+        if nonzero is not False:
             # By bits: XLA on CPU takes a subnormal number for zero.
             codes = xp.where((xp.bits(x) > 0) & nonzero & (codes == 0), 1, codes)
         return codes

@@ -35,9 +35,9 @@ def cases() -> list[Case]:
         scaled("int8", **small),
         codebook("dynamic8", **small),
     )
-    formats = ["bfloat16", "float16", "float32", e4m3, int8, dynamic8, codebook("dynamic4", **small)]
+    formats = ["bfloat16", "float16", "float32", e4m3, int8, dynamic8]
     formats.append(scaled("float16", **small))
-    unsigned = ["ufloat8_e6m2", scaled("ufloat8_e5m3", **small), codebook("ulinear4", **small)]
+    unsigned = ["ufloat8_e6m2", scaled("ufloat8_e5m3", **small), codebook("udynamic8", **small)]
     adam = ScaleByAdam(seed=42)
     rows = [(adam, fmt, "stochastic", None, "All") for fmt in formats]
     rows += [(adam, fmt, "stochastic", ("nu",), "Selected") for fmt in unsigned]

@@ -1,6 +1,6 @@
 """Codes of the numbers of a table.
 
-Contract: F8 to F11.
+Contract: F8 to F10.
 """
 
 import dataclasses
@@ -32,11 +32,6 @@ class TableCodes(Codes):
         return not self.table.signed
 
     @property
-    def packed(self) -> bool:
-        """Codes of 4 bits are."""
-        return self.table.bits == 4
-
-    @property
     def half_gap(self) -> float:
         """That of the numbers in the top decade."""
         return self.table.half_gap
@@ -57,7 +52,7 @@ class TableCodes(Codes):
         with np.errstate(under="ignore", invalid="ignore", over="ignore"):
             y = np.ldexp(x, 127 - scale.astype(np.int32)).astype(np.float32)
         codes = encode_table(y, words, self.table)
-        return np.where(nonzero & (codes == 0), np.uint8(1), codes) if self.table.has_zero else codes
+        return np.where(nonzero & (codes == 0), np.uint8(1), codes)
 
     def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return the numbers times their block's scale."""

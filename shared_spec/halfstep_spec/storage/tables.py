@@ -1,4 +1,4 @@
-"""Codebooks: sorted tables of 256 or 16 numbers, and rounding between neighbours in them.
+"""Codebooks: sorted tables of 256 numbers, and rounding between neighbours in them.
 
 Contract: F8, F10. Vectors: codebook.
 """
@@ -17,13 +17,11 @@ class Table:
 
     Attributes:
         name: "dynamic8" and the like.
-        bits: of a code: 8 or 4.
         signed: whether there are negative numbers.
         exact: the numbers as fractions, before they are rounded to float32.
     """
 
     name: str
-    bits: int
     signed: bool
     exact: tuple[Fraction, ...]
 
@@ -33,14 +31,9 @@ class Table:
         return np.array([_nearest_float32(x) for x in self.exact], np.float32)
 
     @property
-    def has_zero(self) -> bool:
-        """Whether zero is one of the numbers."""
-        return 0 in self.exact
-
-    @property
     def zero(self) -> int:
-        """The index with the code 0: that of zero, or of the first number if there is no zero."""
-        return self.exact.index(Fraction(0)) if self.has_zero else 0
+        """The index of zero, which has the code 0."""
+        return self.exact.index(Fraction(0))
 
     @property
     def lowest(self) -> int:
@@ -75,30 +68,23 @@ def _nearest_float32(x: Fraction) -> np.float32:
     return np.float32(float(round(x / ulp) * ulp))
 
 
-def _dynamic(name: str, bits: int, signed: bool) -> Table:
-    """Return the dynamic map: zero, one, and d decades of evenly spaced numbers.
+def _dynamic(name: str, signed: bool) -> Table:
+    """Return the dynamic map: zero, one, and d = 7 decades of evenly spaced numbers.
 
     Decade i = 0 .. d - 1 has n = 2^i numbers of either sign, or without a sign n = 2^(i + 1):
     (1 + 9 (k + 1/2) / n) / 10^(d - i), k = 0 .. n - 1.
     """
-    decades, numbers = bits - 1, {Fraction(0), Fraction(1)}
+    decades, numbers = 7, {Fraction(0), Fraction(1)}
     for i in range(decades):
         n = 2**i if signed else 2 ** (i + 1)
         for k in range(n):
             x = (1 + 9 * (k + Fraction(1, 2)) / n) / 10 ** (decades - i)
             numbers |= {x, -x} if signed else {x}
-    return Table(name, bits, signed, tuple(sorted(numbers)))
+    return Table(name, signed, tuple(sorted(numbers)))
 
 
 TABLES = {
-    table.name: table
-    for table in (
-        _dynamic("dynamic8", 8, signed=True),
-        _dynamic("udynamic8", 8, signed=False),
-        _dynamic("dynamic4", 4, signed=True),
-        _dynamic("udynamic4", 4, signed=False),
-        Table("ulinear4", 4, False, tuple(Fraction(i + 1, 16) for i in range(16))),
-    )
+    table.name: table for table in (_dynamic("dynamic8", signed=True), _dynamic("udynamic8", signed=False))
 }
 
 
