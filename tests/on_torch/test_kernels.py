@@ -26,10 +26,14 @@ from on_torch.steps import assert_same_but_for_nan, assert_same_snapshots
 @pytest.mark.filterwarnings("ignore:.*holds 18 binades")
 @pytest.mark.parametrize("name", MAKES)
 def test_a_traced_graph_has_the_values_of_its_stage(name):
+    assert_graphs_have_the_values_of_stages(MAKES[name])
+
+
+def assert_graphs_have_the_values_of_stages(make):
     params = [("w", torch.nn.Parameter(torch.zeros(64, 1024, dtype=torch.bfloat16)))]
     params[0][1].grad = torch.zeros_like(params[0][1])
     generator = torch.Generator().manual_seed(1)
-    for stage, places, numbers, incoming in stages_of(MAKES[name](params, compile=False)):
+    for stage, places, numbers, incoming in stages_of(make(params, compile=False)):
         graph, rows, width = simplified(trace(stage, places, incoming)), 24, stage.width
         p = torch.randn(rows, width, generator=generator).to(stage.dtype)
         g = torch.randn(rows, width, generator=generator).mul(1e-3).to(incoming)
@@ -51,6 +55,42 @@ def test_a_traced_graph_has_the_values_of_its_stage(name):
             nan = x.float().isnan() & y.float().isnan()
             x, y = (torch.where(nan, torch.zeros((), dtype=x.dtype), z).view(torch.uint8) for z in (x, y))
             assert torch.equal(x, y), key
+
+
+FUNCTIONS = {
+    "reversed": lambda x: (2 - x) + 1 / x + 3.0 / x + 2 * x + (1 + x),
+    "in place": lambda x: x.clone().add_(x).mul_(0.5).clamp_(-1, 1).neg_(),
+    "assigned": lambda x: add_to(x.clone()),
+    "powers": lambda x: x**2 + x.pow(2) + torch.square(x) + x.reciprocal(),
+    "extrema": lambda x: torch.max(x, -x) + torch.min(x, x * 2) + x.maximum(-x) + torch.minimum(x, x * x),
+    "choices": lambda x: x.where(x > 0, -x) + torch.where(x > 0, 1.0, x) + torch.where(x > 0, 1, 0),
+    "bounds": lambda x: x.clamp(min=-1) + torch.clip(x, max=1) + x.clamp_max(1) + torch.clamp_min(x, -2),
+    "options": lambda x: torch.add(x, other=x) + torch.sub(x, 1, alpha=1),
+    "casts": lambda x: x.bfloat16().float() + x.type(torch.float16).type_as(x) + x.to(dtype=torch.float16),
+    "bits": lambda x: (x.view(torch.int32) & 0x7FFFFFFF | 1 ^ 3).bitwise_and(-2).view(dtype=torch.float32),
+    "truth": lambda x: torch.logical_and(x > 0, ~(x < 1)).float() + (x != 0).float() + x.isfinite().float(),
+    "filled": lambda x: x + torch.full_like(x, 3.0) + torch.ones_like(x) + torch.zeros_like(x).fill_(2),
+    "constants": lambda x: x * torch.tensor(2.0, device=x.device) + torch.arange(3)[2] * x,
+    "indices": lambda x: x[None, ..., :].squeeze(0) + x.unsqueeze(-1)[..., 0] + x.flatten().view(x.shape),
+    "tables": lambda x: torch.tensor([1.0, 4.0])[(x > 0).long()],
+}
+
+
+def add_to(x):
+    x += 1
+    x *= 3
+    x -= 0.5
+    x /= 7
+    return x
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_a_rule_calls_have_their_values_in_a_graph(name):
+    class ByFunctions(hs.Rule):
+        def update(self, g, p, n, m, op):
+            return op.apply(FUNCTIONS[name], g)
+
+    assert_graphs_have_the_values_of_stages(chain(ByFunctions(), hs.scale_by_learning_rate(1e-2)))
 
 
 def assert_has_kernels(make, dtype=torch.bfloat16) -> None:

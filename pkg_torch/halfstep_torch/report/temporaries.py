@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-# Documented in PyTorch's notes on extending it, under this name alone.
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from halfstep_torch.distributed.shards import is_sharded, window_of
 from halfstep_torch.engine.groups import ReadGroup
@@ -84,7 +82,7 @@ def _stage_bytes(plan: Plan, group: ReadGroup, shape: tuple[int, ...]) -> list[i
     return made
 
 
-class _Living(TorchDispatchMode):
+class _Living(TorchFunctionMode):
     """Adds up the bytes of storages as they come and go.
 
     Attributes:
@@ -96,10 +94,10 @@ class _Living(TorchDispatchMode):
         self.most = self._now = 0
         self._known: dict[int, weakref.finalize] = {}
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        """Run an operation, and note the memory of its results."""
+        """Run a function, and note the memory of its results."""
         out = func(*args, **(kwargs or {}))
         for x in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(x, Tensor):
