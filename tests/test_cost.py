@@ -185,7 +185,7 @@ def test_the_pages_give_one_figure_for_each_recipe():
         assert distance == f"{float(of_name[2].split(' ')[0]):.3f}", name
     in_readme = recipe_rows("README.md")
     for name in ("near_float32", "full_precision", "one_pass", "four_bit"):
-        *_, size, distance = in_readme[name]
+        _, size, distance, *_ = in_readme[name]
         assert (float(size), distance) == (float(said[name][2]), said[name][3])
 
 
@@ -203,9 +203,33 @@ def test_both_pages_give_the_measured_distances_of_fed_back_weights(tables):
     assert f'`"feedback"` takes it to {eight}' in page
 
 
-def test_memory_of_a_large_model_is_the_counted_bytes_of_each_recipe():
-    said = recipe_rows("docs/recipes.md")
-    due = {name: round(8 * float(said[name][2])) for name in ("sixteen_bit", "one_pass", "four_bit")}
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"take {8 * 12} GB in float32, {due['sixteen_bit']} GB by default" in readme
-    assert f"{due['one_pass']} GB under `one_pass` and {due['four_bit']} GB under `four_bit`" in readme
+@pytest.fixture(scope="module")
+def readme_rows():
+    """The cells of each row of the README's table of settings, by the setting."""
+    table = (ROOT / "README.md").read_text().split("| GB for 8B |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_the_memory_of_a_large_model_in_the_readme_is_counted(readme_rows):
+    for setting, (size, _, gigabytes, *_) in readme_rows.items():
+        gradient = 4 if setting.startswith("float32") else 2
+        assert int(gigabytes) == round(8 * (float(size) + gradient)), setting
+
+
+def test_times_of_a_gpu_in_the_readme_are_of_the_record(readme_rows):
+    record = json.loads((ROOT / "benchmarks" / "results" / "2026-11-27-peers-h100.json").read_text())
+    names = {
+        "torchao, stochastic rounding": "torchao, stochastic",
+        "bitsandbytes, 8-bit": "bitsandbytes, 8-bit",
+        "halfstep by default": "default",
+        '`param_storage="feedback"`': "feedback",
+        '`recipe="one_pass"`, not for language models': "one_pass",
+        **{f'`recipe="{name}"`': name for name in ("near_float32", "full_precision", "four_bit")},
+    }
+    for setting, (*_, array, model) in readme_rows.items():
+        name = names.get(setting, setting)
+        for place, text in (("one array", array), ("GPT-2 small", model)):
+            if text:
+                assert float(text) == round(record[place]["ms"][name], 2)
+    assert len(readme_rows) == 11

@@ -29,7 +29,7 @@ import try_data  # noqa: E402
 
 CONTRACT = "shared_spec/README.md"
 PAGES = (
-    "[!R]*.md",
+    "*.md",
     CONTRACT,
     "notebooks/*.ipynb",
     "docs/**/*.md",
@@ -64,6 +64,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         # Pages of the root have names in capitals; their addresses do not.
         short = page.dest_uri.removeprefix("docs/").replace("shared_spec/", "contract/")
         page.dest_uri = short if "/" in page.src_uri else short.lower()
+        if page.src_uri == "README.md":
+            page.dest_uri = "index.html"
     return Files([*theme, *pages])
 
 
@@ -76,6 +78,7 @@ _BOOSTS = {
     "docs/how-to/memory-and-formats.md": 0.3,
     "docs/how-to/": 2,
     "docs/benchmarks/": 0.2,
+    "README.md": 0.5,
     "CHANGELOG.md": 0.1,
     "docs/mirror.md": 0.1,
 }
@@ -90,6 +93,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             break
     path = page.file.src_uri
     markdown = with_source_links(markdown, path, files, f"{config.repo_url}/blob/main")
+    if path == "README.md":  # which shows a code host one picture; the site has one for the dark, too
+        markdown = re.sub(
+            r"(!\[[^]]*\]\([^)]*)(\.svg)\)", r"\1\2#only-light)\n\1-dark\2#only-dark)", markdown
+        )
     if path == CONTRACT:
         markdown = re.sub(r"\*\*([A-Z]\d+)\*\*", r"[**\1**](#\1){ #\1 }", markdown)
     return with_tabs(with_list_indents(markdown))
