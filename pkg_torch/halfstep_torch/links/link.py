@@ -28,6 +28,7 @@ from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.op import NumbersOp
 from halfstep_torch.numbers.schedules import Scheduled
 from halfstep_torch.numbers.seeds import LinkSeed, as_seed
+from halfstep_torch.numbers.tensor_numbers import TensorCount, TensorNumbersOp
 from halfstep_torch.storage.bound_moments import bound_moments, check_moments
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape
@@ -140,23 +141,48 @@ class Link(Rule):
 
         `step` is the count after its increment; `measured` is what `measure` gave, for a rule that measures.
         """
-        rule, numbers, values = self.rule, {}, {}
-        ours = is_ours(type(rule))
-        for field, number in declared(type(rule)).numbers.items():
+        values, given, ours = {}, {}, is_ours(type(self.rule))
+        for field, number in declared(type(self.rule)).numbers.items():
             value = getattr(h, field)
             value = value.at(step) if isinstance(value, Scheduled) else value
             values[field] = np.float32(value)
-            numbers[field] = DecayRate.of(value) if number.is_rate and ours else value
+            given[field] = DecayRate.of(value) if number.is_rate and ours else value
         with np.errstate(all="ignore"):  # infinities are numbers too: at lr = 0 nothing moves
             op: Any = NumbersOp(h, step)  # of NumPy's scalars, as `halfstep.op.NumbersOp` of Numbers
-            numbers.update(rule.numbers(_hyperparameters(values), step, op))
-            for name, moment in self._fed_back.items():
-                factor = values[moment.rate] / (np.float32(1) - values[moment.rate])
-                most = np.maximum(np.float32(step) * np.float32(PER_STEP), np.float32(AT_LEAST))
-                numbers[name] = np.minimum(factor, most)
+            numbers = given | self._made_numbers(values, step, op)
         numbers.update(measured or {})
         rounded = [x if isinstance(x, DecayRate) else float(np.float32(x)) for x in numbers.values()]
         return named_tuple("Numbers", tuple(numbers))(*rounded)
+
+    def tensor_numbers(self, values: Mapping[str, Tensor], counts: Tensor, coming: Tensor) -> list[Tensor]:
+        """Return the numbers of `step_numbers` in the order of `flat`, as tensors.
+
+        Args:
+            values: of the fields that are numbers, by name.
+            counts: int64, after their increment, in a column.
+            coming: as `TensorNumbersOp` has it.
+
+        Raises:
+            NotImplementedError: if the rule needs the host.
+        """
+        op, made = TensorNumbersOp(self.rule.name, coming), []
+        given: dict[str, Any] = {field: op.wrap(value) for field, value in values.items()}
+        numbers = given | self._made_numbers(given, TensorCount(counts, op), op)
+        declarations, ours = declared(type(self.rule)).numbers, is_ours(type(self.rule))
+        for name, x in numbers.items():
+            made.append(op.bare(x))
+            if ours and x is given.get(name) and declarations[name].is_rate:
+                made.append(op.bare(1 - x))
+        return made
+
+    def _made_numbers(self, values: Mapping[str, Any], step: Any, op: Any) -> dict[str, Any]:
+        """Return the numbers that the rule computes, and the factors of moments with feedback."""
+        numbers = dict(self.rule.numbers(_hyperparameters(values), step, op))
+        for name, moment in self._fed_back.items():
+            rate = values[moment.rate]
+            most = op.maximum(op.float32(step) * np.float32(PER_STEP), np.float32(AT_LEAST))
+            numbers[name] = op.minimum(rate / (1 - rate), most)
+        return numbers
 
     @functools.cached_property
     def counts(self) -> bool:

@@ -4,12 +4,14 @@ Contract: section M. How a moment is stored is not decided here (`formats.py` do
 """
 
 import functools
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 T = TypeVar("T", Tensor, float)
+_COUNT_BITS = 32
 
 
 class DecayRate(NamedTuple):
@@ -50,11 +52,29 @@ def bias_correction(b: float, count: int) -> np.float32:
         >>> print(bias_correction(0.5, 2))
         0.75
     """
-    one, two = np.float32(1), np.float32(2)
-    power, q = one - np.float32(b), np.float32(0)
+    power, q = np.float32(1) - np.float32(b), np.float32(0)
     while count:
         if count & 1:
-            q = q + power * (one - q)
-        power = two * power - power * power
+            q = _with_power(q, power)
+        power = _squared(power)
         count >>= 1
     return q
+
+
+def bias_corrections(b: Tensor, counts: Tensor) -> Tensor:
+    """Return the same of float32 and int64 tensors, in as many turns for each count."""
+    power, q = 1 - b, torch.zeros_like(counts, dtype=torch.float32)
+    for bit in range(_COUNT_BITS):
+        q = torch.where((counts >> bit & 1) != 0, _with_power(q, power), q)
+        power = _squared(power)
+    return q
+
+
+def _with_power(q: Any, power: Any) -> Any:  # tensors, or float32 numbers of NumPy
+    """Return 1 - (1 - q) (1 - power)."""
+    return q + power * (1 - q)
+
+
+def _squared(power: Any) -> Any:
+    """Return 1 - (1 - power)^2."""
+    return 2 * power - power * power

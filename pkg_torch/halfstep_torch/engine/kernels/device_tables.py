@@ -20,6 +20,7 @@ class DeviceTables:
     Attributes:
         rows: int64, a row for each parameter. Its gradients and updates are those of the first step.
         chunks: int32, a row for each program: the parameter, and the number of its chunk.
+        fast: which parameters have weights and state at aligned addresses.
     """
 
     def __init__(self, graph: Graph, stage: Stage, table: np.ndarray) -> None:
@@ -28,14 +29,14 @@ class DeviceTables:
         self.rows = _rows(graph, stage, table)
         self.chunks = _chunks(graph, self.rows)
         self._aligned = len(graph.memory) + ROW_FIELDS.index("aligned")
-        self._fast = self.rows[:, self._aligned] > 0
+        self.fast = self.rows[:, self._aligned] > 0
 
     def write_rows(self, table: np.ndarray, out: np.ndarray) -> None:
         """Write the rows of a step, in which gradients and updates may be at other addresses."""
         g, *u = (table[:, len(FIELDS) + i] for i in self._changing)
         for i, addresses in zip(self._changing, (g, *u), strict=True):
             self.rows[:, i] = addresses
-        fast = self._fast & (u[0] % VECTOR == 0) if u else self._fast
+        fast = self.fast & (u[0] % VECTOR == 0) if u else self.fast
         self.rows[:, self._aligned] = fast * (2 - (g % VECTOR != 0))
         out.view(np.int64).reshape(self.rows.shape)[:] = self.rows
 

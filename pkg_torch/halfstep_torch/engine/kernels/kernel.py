@@ -54,6 +54,11 @@ class Kernel:
             return f"there is no generated form of {self.missing}"
         return self._problem or (self._made.problem if self._made else "")
 
+    @property
+    def on_device(self) -> TritonKernel | None:
+        """The kernel that a device launches; None on a CPU."""
+        return self._made if isinstance(self._made, TritonKernel) else None
+
     def is_ready(self, *, wait: bool) -> bool:
         """Whether the kernel can be called; `wait` for the compiler."""
         if self._made is None or self._problem or not self._made.is_built(wait=wait):

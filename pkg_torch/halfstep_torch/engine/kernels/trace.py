@@ -1,7 +1,7 @@
 """Tracing a stage: `Stage.run` runs once on tensors without memory, and each operation becomes a node."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -87,3 +87,21 @@ def _second_keys(streams: Sequence[Sequence[int]]) -> frozenset[int]:
         seconds |= set(range(place + 1, place + 1 + len(roles)))
         place += 1 + len(roles)
     return frozenset(seconds)
+
+
+def traced(
+    function: Callable[[dict[str, Tensor]], Sequence[Tensor]],
+    given: dict[str, tuple[tuple[int, ...], torch.dtype]],
+) -> Graph:
+    """Return the graph of a function of tensors, given the shapes and dtypes of its inputs.
+
+    Outputs are named by their place. No array of a parameter takes part.
+    """
+    tracer = Tracer()
+    inputs = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in given.items()}
+    for name, x in inputs.items():
+        tracer.set(x, tracer.node("input", (name,), x))
+    with tracer:
+        made = function(inputs)
+    outputs = {str(i): tracer.of(x) for i, x in enumerate(made)}
+    return Graph(tracer.nodes, outputs, (), (), 1, 0, 0, frozenset())

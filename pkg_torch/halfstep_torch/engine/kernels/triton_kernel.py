@@ -40,6 +40,18 @@ def triton_version() -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
+def is_exact_by_ptx() -> bool:
+    """Whether roots and quotients are PTX, because Triton's own are not exact.
+
+    Raises:
+        ImportError: without Triton.
+    """
+    version = triton_version()
+    if version is None:
+        raise ImportError("Triton is not installed")
+    return version < (3, 6) and not torch.version.hip
+
+
 class TritonKernel:
     """The kernel of a graph on one device.
 
@@ -53,13 +65,8 @@ class TritonKernel:
 
     def __init__(self, graph: Graph, stage: Stage, device: torch.device) -> None:
         """Make the kernel of a graph of `in_powers_of_two(stage)`."""
-        version = triton_version()
-        if version is None:
-            raise ImportError("Triton is not installed")
         self._graph, self._stage, self._device, self.problem = graph, stage, device, ""
-        self._module = module_of(
-            triton_source(graph, exact_by_ptx=version < (3, 6) and not torch.version.hip)
-        )
+        self._module = module_of(triton_source(graph, exact_by_ptx=is_exact_by_ptx()))
         tables = [node.args[0] for node in graph.nodes if node.op == "table"]
         self._codebooks = [torch.tensor(values, dtype=torch.float32, device=device) for values in tables]
         self._sizes = sizes_of(graph)
@@ -101,16 +108,43 @@ class TritonKernel:
         if totals is not None:
             self._add(tables[1], made.rows.shape[1], totals)
 
+    def resident(self, table: np.ndarray, words: int) -> "Resident":
+        """Return a launch whose tables stay on the device, given how many words a parameter has."""
+        return Resident(self, DeviceTables(self._graph, self._stage, table), words)
+
     def _launch(self, programs: int, tables: Sequence[Tensor]) -> None:
-        with _on(self._device):
+        with on_device(self._device):
             self._module.step[(programs,)](*tables, CHUNK, **self._sizes, **OPTIONS)
 
     def _add(self, rows: Tensor, columns: int, totals: Tensor) -> None:
         """Add the sums of pieces of each parameter."""
         place = 2, len(self._graph.memory) + ROW_FIELDS.index("elements")
         grid = totals.shape[1], len(self._graph.norms)
-        with _on(self._device):
+        with on_device(self._device):
             self._module.totals[grid](rows, totals, columns, *place, **OPTIONS)
+
+
+class Resident:
+    """A launch that reads its tables where another kernel writes them.
+
+    Attributes:
+        tables: of the host, by which those on the device were made.
+        rows, words: of the device.
+        arrays: how many addresses are in a row.
+    """
+
+    def __init__(self, kernel: TritonKernel, tables: DeviceTables, words: int) -> None:
+        self._kernel, self.tables, device = kernel, tables, kernel._device
+        self.arrays = len(kernel._graph.memory)
+        self.rows = torch.from_numpy(tables.rows).to(device, copy=True)
+        self.words = torch.zeros(len(tables.rows), words, dtype=torch.int32, device=device)
+        self._chunks = torch.from_numpy(tables.chunks).to(device)
+
+    def launch(self) -> None:
+        """Update the parameters."""
+        kernel = self._kernel
+        tables = self._chunks, self.rows.view(-1), self.words.view(-1), *kernel._codebooks
+        kernel._launch(len(self.tables.chunks), tables)
 
 
 class Staging:
@@ -147,7 +181,8 @@ class Staging:
         return [here[start : start + size].view(dtype) for start, size, dtype in parts]
 
 
-def _on(device: torch.device) -> Untyped:
+def on_device(device: torch.device) -> Untyped:
+    """Return the context of a device, in which Triton launches there."""
     return torch.device(device) if device.type != "cuda" else torch.cuda.device(device)
 
 
