@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.batches import Batch, Measured, add_to_batches, check_finite, measure
+from halfstep_torch.engine.capture import Captures, check_capture
 from halfstep_torch.engine.gradient_norms import GradientNorms
-from halfstep_torch.engine.groups import ReadGroup
+from halfstep_torch.engine.groups import ReadGroup, read_on_device
 from halfstep_torch.engine.kernels.kernel import Kernel, kernel_of
 from halfstep_torch.engine.key import KnownKey
 from halfstep_torch.engine.number_places import number_places
@@ -57,6 +58,8 @@ class Launch:
         has_schedules: whether the lr of a group is a function of the step.
         watches_rates: whether a rule depends on the largest rate of the run.
         is_new: whether it was not run since parameters were added.
+        captures: the steps of batches that CUDA graphs may capture.
+        needs_no_host: whether the next step is made of these alone.
     """
 
     def __init__(self, optimizer: StateOwner, named: Parameters) -> None:
@@ -69,6 +72,7 @@ class Launch:
         self._states: tuple[list[Tensor], list] = [], []
         self._pairs: dict[int, ScaledStep | None] = {}  # by the id of a batch that is held
         self._scaled: dict[int, ScaledStep] = {}
+        self.captures, self.needs_no_host = Captures(), False
         self.meshes, self._lacks = meshes_of(self._listed), False
         self._add(optimizer, named)
 
@@ -80,6 +84,7 @@ class Launch:
         batches, actions = optimizer._home.arrange(batches)
         self._actions = [action for action in actions if action.slots]
         links = [batch.group.links[j] for batch in batches for j in batch.plan.rule_indices]
+        self._may_capture = any(batch.group.capturable for batch in batches)
         self._looks = any(link.measures or link.needs_finite for link in links)
         self.has_schedules = any(batch.group.choices.schedule is not None for batch in batches)
         self.watches_rates = any(hasattr(x.rule, "peak_lr") for batch in batches for x in batch.group.links)
@@ -94,6 +99,7 @@ class Launch:
         counters = {slot.index: slot.counter for slot in slots}
         room = sum(len(group["params"]) for group in optimizer.param_groups)
         self._counts = optimizer._counts.of(counters, len(self._listed), optimizer.state.values(), room)
+        self._names = {index: slot.name for index, slot in ((slot.index, slot) for slot in slots)}
         self.is_new, self._has = True, [param.grad is not None for param in self._listed]
         self._choose(np.flatnonzero(self._has))
         self._set_steps(self._counts.next())
@@ -116,6 +122,9 @@ class Launch:
         for of_batches in (self._pairs, self._scaled):
             for gone in of_batches.keys() - held:
                 del of_batches[gone]
+        if self._may_capture:
+            self.captures.keep([*self._wholes, *self.batches])
+            self.needs_no_host = self.captures.have_all(self.batches)
         orders = np.cumsum(chosen) - 1
         self._orders = [orders[batch.indices] for batch in self.batches]
 
@@ -137,17 +146,29 @@ class Launch:
             weights = [*itertools.compress(listed, self._has)]
             grads = [*itertools.compress(grads, self._has)]
             reading = self._key.fits(weights, grads, self._held(weights, optimizer.state))
-            steps = self._counts.next()
+            on_device = self.needs_no_host and not self._lacks
+            steps = self._steps if on_device else self._counts.next()
         except Exception:  # what is wrong with it, the build says
             reading = None
         if reading is None or steps[self._places].min() < 1:
             self._lacks = False
             return False
-        self._set_steps(steps)
+        if steps is not self._steps:
+            self._set_steps(steps)
         if self._chooses:
             for batch, order in zip(self.batches, self._orders, strict=True):
                 batch.grad_addresses = reading.addresses[order]
         return not self._lacks
+
+    def check_capture(self, optimizer: StateOwner) -> None:
+        """Raise RuntimeError unless a CUDA graph may record the step."""
+        without = [
+            i
+            for i, (p, has) in enumerate(zip(self._listed, self._has, strict=True))
+            if not has and p.requires_grad
+        ]
+        names = [self._names.get(i) or str(i) for i in without]
+        check_capture(optimizer._name, self.batches, names)
 
     def _take(self, has: list[bool]) -> bool:
         """Choose the known ones of other parameters with a gradient; return False if this cannot be."""
@@ -192,8 +213,12 @@ class Launch:
         for batch in batches or self.batches:
             i = batch.group.index
             (before, entries), group = self._groups[i], optimizer.param_groups[i]
-            if before.scale != scale or not entries.are_those_of(group):
+            on_device = before.tensors is not None
+            if before.scale != scale or not entries.are_those_of(group, on_device):
                 read = optimizer._group(i)
+                if read.capturable != before.capturable:
+                    return False
+                read = read_on_device(read, batch.device, before) if on_device else read
                 if read.plan_key != before.plan_key and not self._keeps_plans(read):
                     return False
                 self._groups[i] = read, _Entries(group, read)
@@ -238,6 +263,16 @@ class Launch:
                 self._find_kernels(optimizer)
                 break
         attach_keys(self._sharing)
+        if self._may_capture:
+            self._make_captures()
+
+    def _make_captures(self) -> None:
+        """Make the steps of capturable batches, which read their groups on the device."""
+        self.captures.make(self.batches)
+        for batch in self.batches:
+            if (known := self._groups.get(batch.group.index)) is not None:
+                self._groups[batch.group.index] = batch.group, known[1]
+        self.needs_no_host = not self.meshes and self.captures.have_all(self.batches)
 
     def _find_kernels(self, optimizer: StateOwner) -> None:
         """Find the kernels that are built: two for all of a batch, or one for each stage."""
@@ -273,6 +308,9 @@ class Launch:
     def run(self) -> None:
         """Step the batches and count each when it ends: weights, state and counts change."""
         waiting = []
+        if self.needs_no_host:
+            self.captures.run(self.batches)
+            return
         for batch in self.batches:
             waiting += run_batch(batch, step_apart, self._scaled.get(id(batch)))
             self._counts.set(self._steps, batch.ending)
@@ -323,7 +361,9 @@ class _Entries:
             and all(isinstance(x, (*_UNCHANGING, tuple)) for x in values if type(x) is not dict)
         )
 
-    def are_those_of(self, group: Group) -> bool:
-        """Whether a group still has these entries, and none was changed in place."""
+    def are_those_of(self, group: Group, may_change: bool) -> bool:
+        """Whether a group still has these entries; none was changed in place, unless they `may_change`."""
         same = len(group) == len(self._keys) and all(map(operator.is_, group.values(), self._values))
-        return self._stay and same and list(group) == self._keys and self._formats == self._said
+        return (
+            (self._stay or may_change) and same and list(group) == self._keys and self._formats == self._said
+        )

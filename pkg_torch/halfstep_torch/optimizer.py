@@ -15,6 +15,7 @@ from halfstep.hyperparameters import Values
 from halfstep.rule import Rule
 from halfstep.rules.named import Named
 from halfstep_torch.distributed.agreement import Attempt
+from halfstep_torch.engine.ahead import Ahead
 from halfstep_torch.engine.batches import Measured
 from halfstep_torch.engine.byte_form import pickled, unpickled
 from halfstep_torch.engine.compile_choice import CompileChoice
@@ -24,7 +25,14 @@ from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, r
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.scheduler_rates import SchedulerRates, check_scheduler
-from halfstep_torch.engine.signals import SignalsWait, between_steps, call_untraced, undisturbed, unwrapped
+from halfstep_torch.engine.signals import (
+    SignalsWait,
+    between_steps,
+    call_untraced,
+    is_capturing,
+    undisturbed,
+    unwrapped,
+)
 from halfstep_torch.engine.step_warnings import warn_of_nothing, warn_of_rates, warn_of_step
 from halfstep_torch.launch import Launch, Parameters
 from halfstep_torch.leaves.checks import check_params
@@ -37,6 +45,7 @@ from halfstep_torch.leaves.group_names import (
     settle_empty_groups,
 )
 from halfstep_torch.links.chain import Chain, ChainByOptions, chain
+from halfstep_torch.links.group_entries import check_torch_options
 from halfstep_torch.links.link import Link
 from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.optimizer_state.saved_state import load, may_make_state, with_headers
@@ -85,6 +94,10 @@ class Optimizer(torch.optim.Optimizer):
             over the bus. The bits are the same. Plain steps copy it in pieces. State of a shard whose step
             exchanges words stays with its weights. On CUDA this is unproven until `make gpu` has run. None:
             state is where its weights are.
+        capturable: whether a CUDA graph may capture a step. Counts, keys and numbers of a step are then made
+            on the device, by one launch before the step's own, with the same bits. Numbers of a group that
+            are float32 tensors there, such as `lr`, are read at each replay; others stay as they were at the
+            capture. The step before the first capture is made outside of a graph. A group may have its own.
 
     Raises:
         TypeError: if an argument, a parameter or a group's value is of a wrong type.
@@ -133,6 +146,7 @@ class Optimizer(torch.optim.Optimizer):
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | torch.device | None = None,
+        capturable: bool = False,
         **others: object,
     ) -> None:
         if tx is None or others:
@@ -151,9 +165,11 @@ class Optimizer(torch.optim.Optimizer):
         self._remember_no_step()
         entries = self._tx.make(**self._tx.options).entries
         entries |= {**self._tx.options, "maximize": maximize}
+        entries |= {"capturable": True} if capturable else {}
         self._schedule = entries["lr"] if callable(entries.get("lr")) else None
         if self._schedule is not None:
             entries["lr"] = rate_of(self._name, self._schedule, 0)
+        check_torch_options(self._name, {"capturable": capturable})
         super().__init__(params, {key: plain_value(value) for key, value in entries.items()})
         check_choices(self)
 
@@ -266,6 +282,7 @@ class Optimizer(torch.optim.Optimizer):
             RuntimeError: if the last `load_state_dict` failed while it copied.
         """
         self.check_loaded()
+        self._check_frozen()
         return with_headers(self, super().state_dict())
 
     @between_steps
@@ -322,7 +339,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         caller = f"{self._name}.read_rates"
         self._rates = SchedulerRates(self._name, check_scheduler(caller, scheduler, self))
-        self._launches.clear()
+        self.drop_launches("read_rates was called")
 
     @undisturbed
     def step_parameters(self, parameters: Parameters | None = None, at: Tensor | None = None) -> None:
@@ -333,20 +350,31 @@ class Optimizer(torch.optim.Optimizer):
             at: under which the launch of these parameters is kept.
         """
         self.check_steps()
+        capturing = is_capturing()
         if len(self.param_groups) != len(self._choices):
             self._settle_groups()
         if parameters is None:
             listed = [*itertools.chain.from_iterable(map(_PARAMS, self.param_groups))]
         else:
             listed = [param for _, _, param in parameters]
+        if capturing and not self._launches.get(at):
+            self._check_captured(None)
         makes_state = parameters is None and not self.state and may_make_state(self)
         launch = self._launches.get(at)
         holds = launch is not None and launch.holds(listed, self)
         scale = None if getattr(self, "grad_scale", None) is None else scale_of(self)
+        if capturing:
+            self._check_captured(launch if holds else None)
         if launch is None or not holds or launch.meshes or not launch.renew(self, scale):
             launch = self._agreed_launch(launch, holds, listed, parameters, at)
         if makes_state and not self._agreement.any_of(launch.moves):
             return
+        if launch.needs_no_host:
+            with SignalsWait():
+                launch.run()
+            return
+        if capturing:
+            self._check_captured(None)
         try:
             measured = launch.bring()
             if launch.meshes:
@@ -366,6 +394,36 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             launch.forget()
 
+    def _check_captured(self, launch: Launch | None) -> None:
+        """Raise RuntimeError unless a CUDA graph may record a step, given the built one if it still fits."""
+        if launch is not None:
+            launch.check_capture(self)
+        elif not any(group.get("capturable") for group in self.param_groups):
+            raise RuntimeError(
+                f"{self._name}: a CUDA graph records this step, and capturable is False. Build the optimizer "
+                "with capturable=True."
+            )
+        if launch is None or not launch.needs_no_host:
+            raise RuntimeError(
+                f"{self._name}: a CUDA graph records a step that is not built, or was built for other "
+                "parameters, gradients or state. Make the same step outside of the graph before."
+            )
+
+    def drop_launches(self, why: str) -> None:
+        """Forget built steps, because of what was done; replays of captured ones change nothing any more."""
+        for launch in self._launches.values():
+            self._replayed += launch.captures.drop(self._name, why)
+        self._launches.clear()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, or set them to zero in place, as graphs with a captured step need it."""
+        self._check_frozen()
+        super().zero_grad(set_to_none)
+
+    def _check_frozen(self) -> None:
+        for launch in self._launches.values():
+            launch.captures.check_frozen(self.param_groups)
+
     def _agreed_launch(
         self,
         launch: Launch | None,
@@ -383,7 +441,8 @@ class Optimizer(torch.optim.Optimizer):
                 made = launch
             else:
                 named = list(self._named()) if parameters is None else parameters
-                self._launches.pop(at, None)
+                if (gone := self._launches.pop(at, None)) is not None:
+                    self._replayed += gone.captures.drop(self._name, "parameters, gradients or state changed")
                 extended = launch is not None and launch.extend(self, named, scale_of(self))
                 made = self._launches[at] = launch if launch is not None and extended else Launch(self, named)
                 if not (made.batches or made.on_meta or self.state):
@@ -420,6 +479,8 @@ class Optimizer(torch.optim.Optimizer):
         self._by_param: dict[Tensor, tuple[int, str, Tensor]] = {}
         self._home = type(self._home)()  # which has memory of this process
         self._members, self._counts = NamedMembers(), Counts()
+        # What graphs of steps that are dropped still read.
+        self._replayed: list[Ahead] = []
 
     def __repr__(self) -> str:
         """Return torch's text, without names and headers."""
@@ -447,6 +508,7 @@ class Optimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             self._choices.pop()
             raise
+        self.drop_launches("a param group was added")
 
     def _settle_groups(self) -> None:
         """Accept groups that were put into `param_groups`, or taken out of it.
@@ -458,7 +520,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         groups, choices, members = list(self.param_groups), list(self._choices), self._members
         places, self._members = members.places(), members.regrouped()
-        self._launches.clear()
+        self.drop_launches("param groups changed")
         self._by_param.clear()
         self.param_groups.clear()
         self._choices.clear()

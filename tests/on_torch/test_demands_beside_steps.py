@@ -253,7 +253,7 @@ def test_the_arguments_of_torch_stand_where_torch_has_them_and_have_its_defaults
     assert {key: one.default for key, one in theirs.items()} == {key: ours[key].default for key in theirs}
 
 
-@pytest.mark.parametrize("name", ["foreach", "fused", "differentiable", "capturable", "amsgrad"])
+@pytest.mark.parametrize("name", ["foreach", "fused", "differentiable", "amsgrad"])
 @pytest.mark.parametrize("make", [hs.Adam, hs.AdamW, hs.SGD])
 def test_an_argument_of_torch_is_taken_where_it_changes_nothing_and_refused_where_it_would(make, name):
     if name not in inspect.signature(make).parameters:

@@ -216,7 +216,7 @@ def test_a_recipe_in_a_group_of_a_chain_is_refused():
         ("recipe", "one_pass", "is read when the group is added"),
         ("seed", 3, "is the same for all groups"),
         ("amsgrad", True, "amsgrad=True is not supported"),
-        ("capturable", True, "capturable=True is not supported"),
+        ("capturable", "yes", "capturable='yes' is not supported"),
         ("weight_decy", 0.1, "Did you mean weight_decay?"),
         ("learning_rate", 0.1, "nothing reads it"),
     ],

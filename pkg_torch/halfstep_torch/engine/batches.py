@@ -20,7 +20,7 @@ from halfstep_torch.engine.kernels.tables import row_of
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.number_places import flat
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.slots import Slot
+from halfstep_torch.engine.slots import Slot, count_on_device
 from halfstep_torch.leaves.checks import check_count, check_grad, check_weight
 from halfstep_torch.leaves.memory import check_memory, has_memory, is_other_view
 from halfstep_torch.links.link import Link
@@ -178,6 +178,10 @@ class Batch:
             which,
         )
 
+    def gradient_addresses(self) -> np.ndarray:
+        """Return where the gradients of all slots are."""
+        return np.array([slot.grad.data_ptr() for slot in self.slots], np.int64)
+
     def gradients(self, places: Iterable[int]) -> dict[int, Tensor]:
         """Return the gradients of slots, given by their indices."""
         if not self._have_all:
@@ -289,6 +293,9 @@ def add_to_batches(
         i, _, device, grad_dtype, _ = kind
         for slot in slots:
             slot.attach(groups[i].caller, states[slot.owner])
+            if groups[i].capturable:
+                count_on_device(slot.owner, states[slot.owner])
+                slot.counter = states[slot.owner]["step"]
         batches.setdefault(kind, Batch(groups[i], slots[0].plan, device, grad_dtype, []))
         batches[kind] = batches[kind].extended(slots)
 

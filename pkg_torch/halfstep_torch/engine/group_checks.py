@@ -72,7 +72,8 @@ def read_group(optimizer: Owner, index: int, saved: Group | None = None) -> Read
     check_written(optimizer, index)
     if saved is not None:
         entries = {**entries, **{key: value for key, value in saved.items() if key.endswith("_dtype")}}
-    return ReadGroup(caller, index, entries, choices, scale_of(optimizer), optimizer._rates)
+    capturable = bool(entries.get("capturable"))
+    return ReadGroup(caller, index, entries, choices, scale_of(optimizer), optimizer._rates, capturable)
 
 
 def _check_new_group(optimizer: Owner) -> None:

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -85,12 +85,16 @@ class GroupChoices:
             rates.extend(float(schedule(count)) for count in PEAK_COUNTS)
         return max(rates)
 
-    def peak_lr(self, group: Group) -> float:
-        """Return the largest learning rate of the run that the group and its schedulers know."""
+    def peak_lr(self, group: Group, known: Group) -> float:
+        """Return the largest learning rate of the run that the group and its schedulers know.
+
+        `known` are numbers of tensors on a device. A rate there is compared where it is.
+        """
         if self.schedule is not None:
             return self._largest_of_schedule
-        known = [self.first_lr, *(group.get(key) for key in ("lr", "initial_lr", "max_lr"))]
-        return max(float(rate) for rate in known if rate is not None)
+        rates = [known.get(key, group.get(key)) for key in ("initial_lr", "max_lr")]
+        rates += [] if "lr" in known else [self.first_lr, group.get("lr")]
+        return max((float(rate) for rate in rates if rate is not None), default=0.0)
 
     def check_unchanged(self, caller: str, index: int, group: Group) -> None:
         """Raise ValueError if an option was changed after the group was added: it would have no effect."""
@@ -128,6 +132,9 @@ class ReadGroup:
         choices: of the group.
         scale: of the gradients; None where no `GradScaler` has said one.
         rates: of a scheduler that was read, or None.
+        capturable: whether a CUDA graph may capture its steps.
+        tensors: entries on a device that the step reads there; None of a step that reads all on the host.
+        known: the numbers that these had.
     """
 
     caller: str
@@ -136,6 +143,9 @@ class ReadGroup:
     choices: GroupChoices
     scale: float | None = None
     rates: SchedulerRates | None = None
+    capturable: bool = False
+    tensors: Group | None = None
+    known: Group = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
@@ -146,12 +156,12 @@ class ReadGroup:
     @functools.cached_property
     def values(self) -> list[Values]:
         """The checked values of the group's entries, for each link."""
-        entries = {**self.entries, "grad_scale": self.scale}
+        entries = {**self.entries, **self.known, "grad_scale": self.scale}
         if self.choices.schedule is not None:
             entries["lr"] = self.choices.rate(self.caller, self.index, self.entries)
         if any(hasattr(link.rule, "peak_lr") for link in self.links):
             own = [getattr(link.rule, "peak_lr", None) or 0.0 for link in self.links]
-            entries["peak_lr"] = max(self.choices.peak_lr(self.entries), *own)
+            entries["peak_lr"] = max(self.choices.peak_lr(self.entries, self.known), *own)
             if self.rates is not None and self.choices.schedule is None:
                 entries["lr"] = self.rates.of_group(self.index, entries["lr"])
         return [link.read(self.caller, entries) for link in self.links]
@@ -217,6 +227,47 @@ class Owner(Protocol):
     def _name(self) -> str: ...
     def _group(self, index: int, saved: Group | None = None) -> ReadGroup: ...
     def _named(self) -> Iterator[tuple[int, str, Tensor]]: ...
+
+
+def number_of(entries: Group, key: str, index: int | None) -> object:
+    """Return a number of an entry, which may have several; None if the group has no such entry."""
+    x = entries.get(key)
+    return x[index] if index is not None and isinstance(x, (tuple, list)) else x
+
+
+def is_there(x: object, device: torch.device) -> TypeGuard[Tensor]:
+    """Whether a hyperparameter is a tensor on a device, whose number a step may read there."""
+    return isinstance(x, Tensor) and x.device == device
+
+
+def tensors_of(entries: Group, device: torch.device) -> Group:
+    """Return the entries that are tensors on a device, or have any."""
+    return {
+        key: x
+        for key, x in entries.items()
+        if key != "params"
+        and (is_there(x, device) or (type(x) is tuple and any(is_there(y, device) for y in x)))
+    }
+
+
+def read_on_device(read: ReadGroup, device: torch.device, before: ReadGroup | None = None) -> ReadGroup:
+    """Return a group for a step that reads tensors where they are.
+
+    The host reads their numbers once, for checks: not again if the group had them `before`.
+    """
+    tensors, known = tensors_of(read.entries, device), {}
+    for key, x in tensors.items():
+        if before is not None and before.tensors and before.tensors.get(key) is x:
+            known[key] = before.known[key]
+            continue
+        several = x if isinstance(x, tuple) else (x,)
+        if any(isinstance(y, Tensor) and y.dtype != torch.float32 for y in several):
+            raise TypeError(
+                f"{read.caller}: {key} of param group {read.index} is no float32 tensor, and a capturable "
+                f"step reads it on the device. Write {key}.to(torch.float32) into the group."
+            )
+        known[key] = tuple(map(float, x)) if isinstance(x, tuple) else float(x)
+    return dataclasses.replace(read, tensors=tensors, known=known)
 
 
 def _any_gradient(params: Iterable[Tensor]) -> bool:

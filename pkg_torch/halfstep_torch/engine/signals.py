@@ -83,6 +83,11 @@ def call_untraced(step: Callable[[], _Returned]) -> _Returned:
             torch.set_grad_enabled(grad_mode)
 
 
+def is_capturing() -> bool:
+    """Whether the current stream records a CUDA graph, in which nothing may wait for the device."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 class SignalsWait:
     """A context that delays signals to its end; a second signal of one kind is handled at once.
 

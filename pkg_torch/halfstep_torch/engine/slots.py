@@ -118,3 +118,9 @@ def whole_slot(param: Tensor, name: str, plan: Plan) -> Slot:
 def new_count() -> Tensor:
     """Return the count of a parameter that was never stepped."""
     return torch.tensor(0, dtype=torch.int64, device="cpu")
+
+
+def count_on_device(param: Tensor, state: State) -> None:
+    """Move the count of a parameter to its device, where a capturable step increments it."""
+    if param.device.type != "meta":
+        state["step"] = state["step"].to(param.device)

@@ -12,7 +12,7 @@ from halfstep_torch.links.chain import HEADER
 # Arguments of torch's own optimizers that ask for nothing where they have these values.
 ASKS_FOR_NOTHING = {
     "amsgrad": (False, None),
-    "capturable": (False, None),
+    "capturable": (False, True, None),
     "differentiable": (False, None),
     "foreach": (True, False, None),
     "fused": (True, False, None),

@@ -9,6 +9,7 @@ from torch import Tensor
 from halfstep_torch.engine.byte_form import as_bytes, from_bytes
 from halfstep_torch.engine.groups import ReadGroup, plain_value, shown_rates
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.slots import count_on_device
 from halfstep_torch.leaves.group_names import Group, StateDict
 from halfstep_torch.links.chain import HEADER
 from halfstep_torch.optimizer_state.form import SavedState
@@ -145,11 +146,15 @@ def load(
         group[HEADER] = choices.chain.header()
     for show_rate in show_rates:
         show_rate()
-    optimizer._launches.clear()
+    optimizer.drop_launches("a state dict was loaded")
     optimizer._by_param.clear()
     load_states(
         optimizer.state, states, lambda param, state: optimizer._home.placed(param, plans[param], state)
     )
+    for group in optimizer.param_groups:
+        for param in group["params"] if group.get("capturable") else ():
+            if param in states:
+                count_on_device(param, optimizer.state[param])
     for param, kept in others.items():
         if kept:
             optimizer.state[param] |= copied(kept, param.device)

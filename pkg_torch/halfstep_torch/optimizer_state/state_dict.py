@@ -174,7 +174,20 @@ def load_group(group: Group, saved: SavedState, options: Collection[str], schedu
             entries.update({key: group[key]} if key in group else {})
     if scheduled:
         entries["lr"] = group["lr"]
+    if entries.get("capturable") and group["params"]:
+        device = group["params"][0].device
+        entries |= {key: _there(group.get(key), x, device) for key, x in entries.items() if key != "params"}
     return entries
+
+
+def _there(before: object, saved: object, device: torch.device) -> object:
+    """Return a number of a capturable group: a tensor on the device if it was saved as one, or is one."""
+    if isinstance(before, Tensor) and isinstance(saved, (int, float)):
+        return torch.full_like(before, saved, device=device)
+    if type(saved) is tuple:
+        several = before if type(before) is tuple and len(before) == len(saved) else (None,) * len(saved)
+        return tuple(_there(x, y, device) for x, y in zip(several, saved, strict=True))
+    return saved.to(device) if isinstance(saved, Tensor) else saved
 
 
 def replace_groups(groups: Sequence[Group], entries: Sequence[Group], check: Callable[[], object]) -> None:

@@ -25,6 +25,7 @@ _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
 # An optimizer's own memory of its last step, and attributes that others have added.
 _NOT_COPIED = (
     "_launches",
+    "_replayed",
     "_counts",
     "_by_param",
     "_agreement",

@@ -124,7 +124,7 @@ class AdamW(Optimizer):
         names: as in `Optimizer`.
         state_device: None, or "cpu" for state on the host, as in `Optimizer`.
         foreach: ignored; all parameters are always updated together.
-        capturable: False.
+        capturable: whether a CUDA graph may capture a step, as in `Optimizer`.
         differentiable: False.
         fused: ignored, as `foreach`.
 

@@ -52,7 +52,11 @@ def optimizer_arguments(optimizer: type[Optimizer], **arguments: Any) -> Argumen
     given["seed"] = as_seed(caller, arguments["seed"])
     options = {name: arguments[name] for name in choices if name in arguments}
     tx = ChainByOptions(functools.partial(_chain, optimizer, given), options)
-    return {"tx": tx, **{name: arguments[name] for name in _OF_OPTIMIZER}}
+    return {
+        "tx": tx,
+        "capturable": arguments.get("capturable", False),
+        **{name: arguments[name] for name in _OF_OPTIMIZER},
+    }
 
 
 def _check_arguments(caller: str, arguments: Arguments, own: set[str]) -> None:

@@ -40,5 +40,8 @@ class StateOwner(Owner, Protocol):
     _home: BesideWeights
     _counts: Counts
     _half_loaded: str | None
-    _launches: dict
     _by_param: dict
+
+    def drop_launches(self, why: str) -> None:
+        """Forget built steps."""
+        ...
