@@ -181,7 +181,7 @@ bench: setup  ## speed of a step against peers, and what it and Monitor cost, on
 
 # An environment of its own. The libraries come without what they ask for: torch and jax are there, and an installer
 # would fetch builds for GPUs. opt-einsum and packaging are what HeavyBall and bitsandbytes import besides; flax and
-# tqdm are for benchmarks/muon.py.
+# tqdm are for benchmarks/muon_peers.py.
 PEER_PACKAGES := numpy jax jaxlib ml_dtypes optax flax safetensors scikit-learn opt-einsum packaging tqdm
 PEERS_ALONE := torchao bitsandbytes torch-optimi heavyball torchastic adamw_bf16 flashoptim rollfast flashoptim-jax
 $(PEERS)/.ready: constraints.txt

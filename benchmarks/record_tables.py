@@ -202,7 +202,7 @@ def other_formats() -> Table:
     """Return dist of further formats of moments under float32 weights, on digits and on the transformer."""
     of, of_model = (
         of_digits(),
-        {row["name"]: row for row in json.loads(newest("transformer-cpu").read_text())},
+        {row["name"]: row for row in rows("transformer-cpu", "transformer")},
     )
     lines = []
     for name in (
@@ -211,7 +211,7 @@ def other_formats() -> Table:
     ):
         row, model = of[f"float32; {name}"], of_model.get(name.replace("mu ", "").replace("nu ", ""))
         cells = [f"{row['dist']:.4f} ± {row['spread']:.4f}"]
-        cells.append(f"{model['dist']:.4f} ± {model['dist spread']:.4f}" if model else "")
+        cells.append(f"{model['dist']:.4f} ± {model['spread']:.4f}" if model else "")
         lines.append([name, *cells])
     return "moments | dist, digits | dist, transformer", lines
 
@@ -229,7 +229,7 @@ def quality() -> Table:
 def rules() -> Table:
     """Return what state and weights of rules do whose formats are not those of a first and second moment."""
     lines = []
-    for row in json.loads(newest("rules-cpu").read_text()):
+    for row in rows("rules-cpu", "digits"):
         if row["dist"] > 5e-5 and not row["rule"].startswith("scale_by_"):
             named = f"`{row['rule'].replace(', momentum', '`, momentum 0.9')}"
             name = row["name"] if row["name"].startswith(("float32", "bf16")) else f"float32; {row['name']}"
@@ -249,12 +249,11 @@ _FORMATS = (
 )
 
 
-def rules_by_format(*records: str) -> Table:
-    """Return dist and proj of rules by the format of moments with a sign."""
+def rules_by_format(task: str, *records: str) -> Table:
+    """Return dist and proj of rules on a task by the format of moments with a sign."""
     found: dict[str, dict[str, str]] = {}
     for record in records:
-        read = json.loads(newest(record).read_text())
-        for row in [{"rule": "scale_by_muon", **row} for row in read["digits"]] if "muon" in record else read:
+        for row in ({"rule": "scale_by_muon", **row} for row in rows(record, task)):
             name = re.sub(r"^(lead|momentum|float8_(?=e4m3fn, 128)) ?|(; nu .*|, 128)$", "", row["name"])
             name = {"bf16": "bfloat16", "int8 in 32, fine": "int8, 32, fine"}.get(name, name)
             found.setdefault(row["rule"], {})[name] = f"{row['dist']:.3f}, {row['proj']:.3f}"
@@ -279,7 +278,7 @@ def low_weights() -> Table:
         cells.append(f"{usual['dist']:.4f} ± {usual['spread']:.4f}")
         cells += [f"{by_rate[rate]['dist']:.4f}" if rate in by_rate else "" for rate in ("1e-05", "restarts")]
         model = of_model.get(name)
-        cells += [f"{model['dist']:.4f}", f"{model['loss']:+.4f}"] if model else ["", ""]
+        cells += [f"{model['dist']:.4f}", f"{model['over']:+.4f}"] if model else ["", ""]
         lines.append([name, *cells])
     head = "weights, moments in float32 | bytes | dist, digits, rate 1e-3 | rate 1e-5 | restarts"
     return f"{head} | dist, transformer | loss over float32", lines
@@ -314,8 +313,8 @@ TABLES: dict[str, dict[str, Callable[[], Table]]] = {
         "made-up gradients": made_up_gradients,
         "quality": quality,
         "rules": rules,
-        "rules by format": lambda: rules_by_format("rules-cpu", "muon-cpu"),
-        "rules on the transformer": lambda: rules_by_format("rules-transformer-cpu"),
+        "rules by format": lambda: rules_by_format("digits", "rules-cpu", "muon-cpu"),
+        "rules on the transformer": lambda: rules_by_format("transformer", "rules-transformer-cpu"),
         "weights in 8 bits": low_weights,
     },
     "docs/how-to/feedback.md": {

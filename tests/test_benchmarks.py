@@ -5,14 +5,14 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
-    *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
-    *("transformer", "compile_time", "gpu", "bridge", "distributed", "long_run"),
-    *("rules", "muon", "muon_peers", "low_weights", "host_time", "fine_tuning", "monitor_cost"),
-    "unknown_rates",
+    *("report", "training", "settings", "eco", "quality", "muon_peers", "second_moment", "lamb"),
+    *("compile_time", "gpu", "bridge", "distributed", "long_run"),
+    *("host_time", "fine_tuning", "monitor_cost", "unknown_rates"),
 )
 EXAMPLES = ("recipe", "text", "train_flax", "train_torch")
 pytestmark = pytest.mark.slow
@@ -26,9 +26,10 @@ def run(monkeypatch, tmp_path):
     for name in MODULES + EXAMPLES:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
-    def run(module, *arguments):
+    def run(module, *arguments, subject=None):
         record = tmp_path / "record.json"
-        monkeypatch.setattr(sys, "argv", [module.__name__, "--json", str(record), *arguments])
+        first = [module.__name__] if subject is None else [module.__name__, subject]
+        monkeypatch.setattr(sys, "argv", [*first, "--json", str(record), *arguments])
         status = module.main()
         return status, json.loads(record.read_text())
 
@@ -37,25 +38,72 @@ def run(monkeypatch, tmp_path):
         sys.modules.pop(name, None)
 
 
+def test_claims_are_held_against_the_rows_that_are_there(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import training
+
+    rows = [{"name": "a", "dist": 0.2, "proj": 0.9}, {"name": "b", "dist": 0.3, "proj": 1.05}]
+    claims = [("dist", "a", (0.5, "b")), ("dist", "a", "b"), ("bias", 0.06, "b"), ("dist", "a", "c")]
+    assert training.check(claims, rows, ["name"]) == {
+        "dist: a < 0.5 of b": False,
+        "dist: a < b": True,
+        "bias: 0.06 < b": False,
+    }
+
+
+def test_claims_of_each_subject_are_about_settings_that_it_has(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import settings
+    from training import Task, Transformer
+
+    for subject, make in settings.SUBJECTS.items():
+        names = {x.name for task in (Task(), Transformer()) for x in make(task)}
+        for claim in settings.CLAIMS[subject]:
+            sides = (side[1] if isinstance(side, tuple) else side for side in claim[1:])
+            assert {side for side in sides if isinstance(side, str)} <= names
+
+
 @pytest.mark.exhaustive
-def test_quality_prints_paths_and_movements(run, monkeypatch, capsys):
-    import gradients
+@pytest.mark.parametrize(
+    ("subject", "only"),
+    [
+        ("adam", "float32; bf16"),
+        ("fed_back", "sgd 0.1"),
+        ("rules", "bf16 stochastic"),
+        ("muon", "products in bfloat16"),
+        ("low_weights", "into relative int8"),
+    ],
+)
+def test_the_settings_of_each_subject_are_trained_on_digits(run, subject, only):
     import quality
 
-    monkeypatch.setattr(quality, "ROWS", [quality.ROWS[0], quality.ROWS[4]])
-    monkeypatch.setattr(gradients, "ROWS", [gradients.ROWS[1], gradients.ROWS[-1]])
-    monkeypatch.setattr(gradients, "STEPS", 4)
-    monkeypatch.setattr(gradients, "STOP", 2)
-    monkeypatch.setattr(
-        quality, "claims", lambda results: {"the first row is the reference": results[0]["dist"] == 0}
-    )
-    monkeypatch.setattr(gradients, "claims", lambda results: {"this fails": False})
-    status, figures = run(quality, "--steps", "3")
-    assert status == 1
-    assert [row["name"] for row in figures["digits"]] == [row.name for row in quality.ROWS]
-    assert [row["name"] for row in figures["gradients"]] == [row.name for row in gradients.ROWS]
-    assert abs(figures["gradients"][0]["steady"] - 1) < 0.1
-    assert "holds: the first row is the reference\nFAILS: this fails" in capsys.readouterr().out
+    _, figures = run(quality, "--steps", "3", "--only", only, subject=subject)
+    rows = figures["digits"]
+    assert any(only in " ".join(str(x) for x in row.values()) for row in rows)
+    assert all(np.isfinite(row["dist"]) for row in rows)
+    assert any(row["dist"] > 0 for row in rows)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("subject", ["adam", "fed_back", "rules", "muon", "low_weights"])
+def test_the_settings_of_each_subject_are_trained_on_the_transformer(run, subject):
+    import quality
+
+    only = {"adam": "one_pass", "rules": "scale_by_lion e4m3fn", "low_weights": "int8, fed back"}
+    arguments = ("--task", "transformer", "--steps", "3", "--seeds", "1")
+    _, figures = run(quality, *arguments, "--only", only.get(subject, "warm-up"), subject=subject)
+    rows = figures["transformer"]
+    assert all(np.isfinite(row["dist"]) for row in rows)
+    assert any(row["dist"] > 0 for row in rows)
+
+
+def test_a_record_keeps_the_rows_of_the_other_task(run, tmp_path):
+    import quality
+
+    (tmp_path / "record.json").write_text('{"transformer": [1]}')
+    _, figures = run(quality, "--steps", "2", "--seeds", "1", "--only", "nothing", subject="adam")
+    assert figures["transformer"] == [1]
+    assert [row["dist"] for row in figures["digits"]] == [0]
 
 
 def test_second_moments_are_kept(run, monkeypatch):
@@ -81,37 +129,6 @@ def test_where_a_second_moment_misses_the_aim_is_said(monkeypatch):
 
 
 @pytest.mark.exhaustive
-def test_a_transformer_is_trained(run, monkeypatch):
-    import transformer
-
-    monkeypatch.setattr(transformer, "ROWS", [transformer.ROWS[0], transformer.ROWS[1], transformer.ROWS[5]])
-    monkeypatch.setattr(transformer, "SEEDS", 1)
-    monkeypatch.setattr(transformer, "claims", lambda results: {"rows differ": results[1]["dist"] > 0.1})
-    status, (truth, _, one_pass) = run(transformer, "--steps", "3")
-    assert status == 0
-    assert truth["dist"] == 0
-    assert 0 < one_pass["dist"] < 0.1
-    assert one_pass["state"] < 2.1
-
-
-@pytest.mark.exhaustive
-def test_rules_other_than_adam_are_trained(run, monkeypatch):
-    import rules
-
-    of_lion = [row for row in rules.ROWS if row.rule == "scale_by_lion"]
-    averaged = next(row for row in rules.ROWS if row.rule == rules.FREE)
-    monkeypatch.setattr(rules, "ROWS", [of_lion[0], of_lion[1], of_lion[-1], averaged])
-    _, (truth, other, coarse, own) = run(rules, "--steps", "3")
-    assert truth["dist"] == own["dist"] == 0 < coarse["dist"] < other["dist"]
-    assert coarse["bytes"] < 4.6 < truth["bytes"]
-    monkeypatch.setattr(rules, "ROWS", [of_lion[0], of_lion[1], of_lion[-1]])
-    monkeypatch.setattr(rules.transformer, "SEEDS", 1)
-    _, (truth, other, coarse) = run(rules, "--transformer", "3")
-    assert truth["dist"] == 0 < coarse["dist"] < other["dist"]
-    assert coarse["state"] < 0.6 < truth["state"]
-
-
-@pytest.mark.exhaustive
 def test_a_pretrained_model_is_fine_tuned_and_goes_on_where_it_ended(run, monkeypatch, tmp_path):
     import fine_tuning
 
@@ -131,68 +148,32 @@ def test_a_pretrained_model_is_fine_tuned_and_goes_on_where_it_ended(run, monkey
 
 
 @pytest.mark.exhaustive
-def test_muon_is_trained_and_held_against_other_libraries(run, monkeypatch):
-    import muon
+def test_muon_is_held_against_other_libraries(run, monkeypatch):
     import muon_peers
 
-    monkeypatch.setattr(muon, "ROWS", muon.ROWS[:4])
-    monkeypatch.setattr(muon, "claims", lambda digits, *_: {"int8 differs": digits[2]["dist"] > 0})
-    for name, value in {"RUNS": 1, "SIZE": 32, "SMALL_STEPS": 4}.items():
+    for name, value in {"RUNS": 1, "SIZE": 32, "SMALL_STEPS": 4, "SEEDS": 1}.items():
         monkeypatch.setattr(muon_peers, name, value)
-    status, figures = run(muon, "--steps", "2")
-    assert status == 0
+    _, figures = run(muon_peers, "--steps", "2")
     assert figures["small updates"][muon_peers.TORCH] == 0
     assert abs(figures["small updates"][muon_peers.OURS] - 1) < 0.1
     assert [row["name"] for row in figures["libraries"]][:2] == [muon_peers.OURS, muon_peers.TORCH]
 
 
-@pytest.mark.exhaustive
-def test_weights_of_8_bits_are_trained_without_a_copy(run, monkeypatch):
-    import low_weights
-
-    names = (low_weights.REFERENCE, "int8, stochastic", "int8, fed back into relative int8")
-    monkeypatch.setattr(low_weights, "ROWS", [row for row in low_weights.ROWS if row.name in names])
-    monkeypatch.setattr(low_weights.transformer, "SEEDS", 1)
-    monkeypatch.setattr(low_weights, "TRANSFORMER_STEPS", 3)
-    monkeypatch.setattr(
-        low_weights,
-        "claims",
-        lambda digits, transformed: {"seven and two": (len(digits), len(transformed)) == (7, 2)},
-    )
-    status, figures = run(low_weights, "--steps", "3")
-    assert status == 0
-    # Steps are a third of the gap of a row: rounded at random they go astray.
-    assert figures["digits"][0]["dist"] == 0
-    assert all(row["dist"] > 0.5 for row in figures["digits"] if row["name"] != low_weights.REFERENCE)
-
-
-@pytest.mark.exhaustive
-def test_transforms_of_optax_are_trained(run, monkeypatch):
-    import store_state
-
-    monkeypatch.setattr(store_state.run_all, "__defaults__", (store_state.ROWS[:1],))
-    status, (row,) = run(store_state, "--steps", "3")
-    assert status == 0
-    assert row["fp8"]["bytes"] < 2.2 < row["bfloat16"]["bytes"]
-
-
 def test_lamb_is_trained_its_momentum_measured_and_its_lasting(run, monkeypatch):
-    import epochs
     import lamb
 
-    monkeypatch.setattr(lamb, "ROWS", lamb.ROWS[:1])
+    monkeypatch.setattr(lamb, "MAKE", {lamb.LAMB16: lamb.MAKE[lamb.LAMB16]})
     monkeypatch.setattr(lamb, "LAYERS", (4000,))
-    monkeypatch.setattr(
-        lamb, "claims", lambda training, layers: {"all": len(layers) == len(lamb.FORMATS) + 1}
-    )
-    monkeypatch.setattr(epochs, "ROWS", epochs.ROWS[:1])
-    monkeypatch.setattr(epochs, "RATES", (0.01,))
-    monkeypatch.setattr(epochs, "EPOCHS", (2,))
-    monkeypatch.setattr(epochs, "claims", lambda results: {"it learns": results[0]["after 2"] > 0.2})
+    monkeypatch.setattr(lamb, "LASTING", {name: lamb.LASTING[name] for name in list(lamb.LASTING)[:1]})
+    monkeypatch.setattr(lamb, "RATES", (0.01,))
+    monkeypatch.setattr(lamb, "EPOCHS", (2,))
+    held = {"all": len(lamb.FORMATS) + 1}
+    monkeypatch.setattr(lamb, "claims", lambda trained, layers, lasted: {"all": len(layers) == held["all"]})
     status, figures = run(lamb, "--steps", "3")
     assert status == 0
     assert figures["layers"][0]["length"] == pytest.approx(1, abs=0.01)
     assert figures["epochs"][0]["growth"] > 1
+    assert figures["epochs"][0]["after 2"] > 0.2
 
 
 def test_time_to_compile_is_measured(run):

@@ -53,8 +53,8 @@ def test_the_tables_are_of_pages_whose_records_are_named(tables):
 
 
 def test_the_largest_difference_of_losses_of_weights_fed_back_is_that_of_the_record(tables):
-    worst = max(tables.rows("fed_back-cpu", "digits"), key=lambda row: abs(row["loss"]))
-    said = f"At {worst['rate']} its loss is {worst['loss']:.4f}".replace("0.0", ".0")
+    worst = max(tables.rows("fed_back-cpu", "digits"), key=lambda row: abs(row["over"]))
+    said = f"At {worst['rate']} its loss is {worst['over']:.4f}".replace("0.0", ".0")
     assert said in " ".join(FED_BACK.split())
 
 
@@ -64,7 +64,7 @@ def test_a_language_model_fed_back_is_that_of_the_record(tables):
     rows = tables.rows("fed_back-transformer-cpu", "transformer")
     for without, with_it in zip(rows[::2], rows[1::2], strict=True):
         assert f"a distance of {without['dist']:.3f} to **{with_it['dist']:.3f}**" in said
-        assert f"from {without['loss']:.4f} above float32's to {with_it['loss']:.4f}" in said
+        assert f"from {without['over']:.4f} above float32's to {with_it['over']:.4f}" in said
 
 
 def test_what_weights_fed_back_gain_is_said_as_recorded(tables):
@@ -153,8 +153,11 @@ def test_the_distances_of_a_recipe_are_those_of_the_records(tables, name):
     stored, by_moments, nu = MEASURED_AS[name]
     digits = tables.of_digits()
     alone = next(row for row in digits.values() if row["name"].split(":")[0] == by_moments)
-    model = json.loads(tables.newest("transformer-cpu").read_text())
-    model += json.loads(tables.newest("transformer-recipes-cpu").read_text())
+    model = [
+        row
+        for record in ("transformer-cpu", "transformer-recipes-cpu")
+        for row in json.loads(tables.newest(record).read_text())["transformer"]
+    ]
     kept = {row["name"].split(":")[0]: row for row in model}.get(nu if nu == "bfloat16" else name)
     (drop,) = (
         [
@@ -167,7 +170,7 @@ def test_the_distances_of_a_recipe_are_those_of_the_records(tables, name):
     )
     due = [f"{digits[stored]['dist']:.4f} ± {digits[stored]['spread']:.4f}"]
     due.append(f"{alone['dist']:.4f} ± {alone['spread']:.4f}")
-    due.append(f"{kept['dist']:.4f} ± {kept['dist spread']:.4f}" if kept else "0")
+    due.append(f"{kept['dist']:.4f} ± {kept['spread']:.4f}" if kept else "0")
     due.append(f"{drop['median']:.3f} ({drop['low']:.2f} to {drop['high']:.2f})" if drop else "exact")
     if name == "full_precision":
         due[:2] = due[0].split(" ±")[0], "0"
