@@ -175,7 +175,7 @@ twin: setup  ## the same training in Flax and PyTorch under eight recipes: print
 	$(BIN)/python examples/two_frameworks.py
 
 bench: setup  ## speed of a step against peers, and what it and Monitor cost, one run each
-	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/speed.py step
 	$(BIN)/python benchmarks/host_time.py
 	$(BIN)/python benchmarks/monitor_cost.py
 
@@ -200,7 +200,7 @@ peers: $(PEERS)/.ready  ## what breaks in silence, in halfstep and in other libr
 	$(PEERS)/bin/python benchmarks/comparison.py --write
 
 peers-speed: $(PEERS)/.ready  ## speed of a step beside other libraries, one run, for a quiet machine; writes docs/comparison.md
-	$(OURS) JAX_PLATFORMS=cpu $(PEERS)/bin/python benchmarks/peers_speed.py \
+	$(OURS) JAX_PLATFORMS=cpu $(PEERS)/bin/python benchmarks/speed.py peers \
 		--json benchmarks/results/$$(date +%F)-peers_speed-cpu.json
 	$(PEERS)/bin/python benchmarks/comparison.py --write
 

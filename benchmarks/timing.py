@@ -46,7 +46,7 @@ class Contender:
         return {"ns": wall, "min": min(self.wall), "cpu": cpu}
 
 
-def copy_contender(bytes_per_param: int, leaves: int, shape: tuple[int, int]) -> Contender:
+def copy_contender(bytes_per_param: int, leaves: int, shape: Sequence[int]) -> Contender:
     """Copy half of `bytes_per_param` and so move all of them."""
     size = leaves * int(np.prod(shape)) * bytes_per_param // 2
     source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)

@@ -11,7 +11,7 @@ import pytest
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "training", "settings", "eco", "quality", "muon_peers", "second_moment", "lamb"),
-    *("compile_time", "gpu", "bridge", "distributed", "long_run"),
+    *("compile_time", "gpu", "speed", "timing", "distributed", "long_run"),
     *("host_time", "fine_tuning", "monitor_cost", "unknown_rates"),
 )
 EXAMPLES = ("recipe", "text", "train_flax", "train_torch")
@@ -187,18 +187,21 @@ def test_time_to_compile_is_measured(run):
     assert ours["total"] >= ours["compile"] > 0
 
 
-def test_steps_through_the_bridge_are_timed(run, monkeypatch):
-    import bridge
+def test_steps_are_timed_beside_a_copy_and_through_the_bridge(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import speed
 
-    monkeypatch.setattr(bridge, "in_quiet_process", lambda: 1)
     # The other is compiled, for seconds.
-    monkeypatch.delitem(bridge.NATIVE, "halfstep_torch.AdamW")
-    monkeypatch.setattr(bridge, "LAYOUTS", {"2 x 16": (2, (4, 4), ("optax.adamw",))})
-    status, record = run(bridge, "--rounds", "2")
-    assert status == 0
-    names = [row["name"] for row in record["rows"]]
-    assert names[1:] == ["optax.adamw, in JAX", "optax.adamw, OptaxOptimizer"]
-    assert all(row["ms"] >= row["min"] > 0 for row in record["rows"])
+    monkeypatch.delitem(speed.NATIVE, "halfstep_torch.AdamW")
+    monkeypatch.setitem(speed.LAYOUTS["bridge"], "1 x 2M", [(4, 4)])
+    rows = speed.timed("bridge", "1 x 2M", 2, 1)
+    assert {"optax.adamw, in JAX", "optax.adamw, OptaxOptimizer"} <= {row["name"] for row in rows}
+    assert all(row["ms"] >= row["min"] > 0 for row in rows)
+    monkeypatch.setattr(speed, "_ours_in_torch", lambda **_: speed._torch_adamw())
+    monkeypatch.setitem(speed.LAYOUTS["step"], "300 x 64 to 4k", [(64,), (96,)])
+    copy, *others = speed.timed("step", "300 x 64 to 4k", 2, 1)
+    assert copy["x"] == 1
+    assert [row["x"] for row in others] == [row["ns"] / copy["ns"] for row in others]
 
 
 def test_steps_of_shards_are_timed_and_what_they_send_is_counted(run, monkeypatch):
