@@ -16,6 +16,7 @@ from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.in_place import rounding, run_kernel
 from halfstep_torch.engine.plain import piece_length
+from halfstep_torch.numbers.exact import looking_at_numbers
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import as_int32, mixed_words
 from halfstep_torch.numbers.rounding import round_value
@@ -90,6 +91,7 @@ class Float32Copies:
         for i in strided:
             self._params[i].copy_(self._rounded[i])
 
+    @looking_at_numbers()
     def _round_rows(self, keys: np.ndarray) -> None:
         dtype, device = dtype_name(self._params[0].dtype), self._params[0].device
         rows = *self._rows, *(torch.from_numpy(x).to(device) for x in row_words(keys, *self._places))

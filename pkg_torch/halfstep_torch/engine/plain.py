@@ -9,6 +9,7 @@ from torch import Tensor
 from halfstep.hyperparameters import Values
 from halfstep.random_words import GOLDEN_RATIO
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.numbers.exact import looking_at_numbers
 
 # Elements of a piece: on a CPU, the temporaries of a piece must stay in a cache.
 _PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 24
@@ -19,6 +20,7 @@ def piece_length(device: torch.device) -> int:
     return _PIECE if device.type == "cpu" else _PIECE_ELSEWHERE
 
 
+@looking_at_numbers()
 def step_pieces(
     stage: Stage,
     p: Tensor,

@@ -12,6 +12,7 @@ from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.plain import piece_length, step_pieces
 from halfstep_torch.engine.scaled_step import ScaledStep, Walk
 from halfstep_torch.engine.slots import Slot
+from halfstep_torch.numbers.exact import looking_at_numbers
 
 Leaving = Generator[Sequence, None, Mapping[int, Tensor]]
 """Yields requests to other processes, and returns the updates that parameters leave, by slot."""
@@ -159,6 +160,7 @@ def _update_like(slot: Slot) -> Tensor:
     return torch.empty(slot.param.shape, dtype=torch.float32, device=slot.param.device)
 
 
+@looking_at_numbers()
 def step_array(batch: Batch, k: int, place: int, u: Tensor, op: SharedNorms | None = None) -> Tensor:
     """Run the k-th stage on the local part of a parameter, in its shape; return the outgoing update."""
     stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.host_keys[:, place].tolist()

@@ -1,5 +1,9 @@
 """Operations that torch does not round correctly by itself. Contract: A3."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -8,14 +12,32 @@ from torch import Tensor
 _TAME = 2.0**126
 
 
+class _Eager(threading.local):
+    """Whether numbers may be looked at in this thread, which no graph can do."""
+
+    looks = False
+
+
+_EAGER = _Eager()
+
+
+@contextlib.contextmanager
+def looking_at_numbers() -> Iterator[None]:
+    """Let `is_tame` look at numbers: in plain steps, which nothing traces."""
+    before, _EAGER.looks = _EAGER.looks, True
+    try:
+        yield
+    finally:
+        _EAGER.looks = before
+
+
 def is_tame(x: Tensor) -> bool:
     """Whether float32 numbers are known to be finite and far from the largest, so that checks can be skipped.
 
-    Only where seeing costs nothing: on a CPU, outside of a user's `torch.compile`. There a pass that makes a
-    truth value of each element takes longer than five that compute, and the two ends of an array are found in
-    half a pass.
+    Only where seeing costs nothing: in plain steps on a CPU. There a pass that makes a truth value of each
+    element takes longer than five that compute, and the two ends of an array are found in half a pass.
     """
-    if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu" or not x.numel():
+    if not _EAGER.looks or type(x) is not Tensor or x.device.type != "cpu" or not x.numel():
         return False
     low, high = torch.aminmax(x)
     return -_TAME < low.item() and high.item() < _TAME
