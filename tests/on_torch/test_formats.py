@@ -191,7 +191,7 @@ def test_blocks_within_blocks_are_stepped_by_a_kernel_with_the_bits_of_eager_ste
             p.grad.view(-1)[[0, 130, 700]] = torch.tensor([math.nan, math.inf, 1e38]).to(p.dtype)
         optimizer.step()
         runs.append(snapshot(optimizer))
-    assert_same_snapshots(*runs)
+    assert_same_but_for_nan(*runs)
 
 
 @pytest.mark.slow
