@@ -183,5 +183,5 @@ if not TYPE_CHECKING:  # a checker knows what there is
 
 
 def __dir__() -> list[str]:
-    """Let completion offer the public names alone."""
-    return [*__all__, "__version__"]
+    """Let completion offer public names and adapters alone."""
+    return [*__all__, "integrations", "__version__"]

@@ -3,6 +3,8 @@
 Contract: section A.
 """
 
+from __future__ import annotations
+
 from typing import Literal, NamedTuple
 
 import jax

@@ -1,5 +1,7 @@
 """The Lion update rule as an Optax transform. Contract: A9."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import jax

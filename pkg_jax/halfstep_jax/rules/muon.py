@@ -3,6 +3,8 @@
 Contract: A13, A14, A22.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
