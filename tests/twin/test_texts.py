@@ -96,8 +96,8 @@ def test_a_recipe_may_be_given_itself():
 
 
 @pytest.mark.parametrize("package", [halfstep_jax, halfstep_torch])
-def test_completion_offers_the_public_names_alone(package):
-    assert set(dir(package)) == {*package.__all__, "__version__"}
+def test_completion_offers_the_public_names_and_the_adapters(package):
+    assert set(dir(package)) == {*package.__all__, "__version__", "integrations"}
     assert len(dir(package.recipes)) == len({x for x in dir(package.recipes) if not x.startswith("_")})
     assert dir(package.recipes) == sorted(
         ["full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit", "four_bit"]
