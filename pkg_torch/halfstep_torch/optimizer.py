@@ -250,8 +250,15 @@ class Optimizer(torch.optim.Optimizer):
             )
 
     def _step(self) -> None:
-        if getattr(self, "found_inf", None) is None or not is_skipped(self):
-            self.step_parameters()
+        if getattr(self, "found_inf", None) is not None:
+            if is_capturing():
+                raise RuntimeError(
+                    f"{self._name}: a CUDA graph records this step, and a GradScaler asks the host whether "
+                    "to make it. Call step() without the scaler, with bfloat16 or float32 gradients."
+                )
+            if is_skipped(self):
+                return
+        self.step_parameters()
 
     def check_steps(self) -> None:
         """Raise RuntimeError unless a step can go on from the state that is here."""
@@ -357,15 +364,15 @@ class Optimizer(torch.optim.Optimizer):
             listed = [*itertools.chain.from_iterable(map(_PARAMS, self.param_groups))]
         else:
             listed = [param for _, _, param in parameters]
-        if capturing and not self._launches.get(at):
-            self._check_captured(None)
         makes_state = parameters is None and not self.state and may_make_state(self)
         launch = self._launches.get(at)
         holds = launch is not None and launch.holds(listed, self)
         scale = None if getattr(self, "grad_scale", None) is None else scale_of(self)
         if capturing:
-            self._check_captured(launch if holds else None)
+            self._check_capture(launch if holds else None)
         if launch is None or not holds or launch.meshes or not launch.renew(self, scale):
+            if capturing:
+                self._check_capture(None)
             launch = self._agreed_launch(launch, holds, listed, parameters, at)
         if makes_state and not self._agreement.any_of(launch.moves):
             return
@@ -373,8 +380,6 @@ class Optimizer(torch.optim.Optimizer):
             with SignalsWait():
                 launch.run()
             return
-        if capturing:
-            self._check_captured(None)
         try:
             measured = launch.bring()
             if launch.meshes:
@@ -394,7 +399,7 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             launch.forget()
 
-    def _check_captured(self, launch: Launch | None) -> None:
+    def _check_capture(self, launch: Launch | None) -> None:
         """Raise RuntimeError unless a CUDA graph may record a step, given the built one if it still fits."""
         if launch is not None:
             launch.check_capture(self)
@@ -412,17 +417,23 @@ class Optimizer(torch.optim.Optimizer):
     def drop_launches(self, why: str) -> None:
         """Forget built steps, because of what was done; replays of captured ones change nothing any more."""
         for launch in self._launches.values():
-            self._replayed += launch.captures.drop(self._name, why)
+            self._drop(launch, why)
         self._launches.clear()
 
+    def _drop(self, launch: Launch | None, why: str) -> None:
+        if launch is not None and launch.captures.captured:
+            self._replayed += launch.captures.drop(self._name, why)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, or set them to zero in place, as graphs with a captured step need it."""
+        """Drop the gradients, or set them to zero where they are, as replays of a step alone need it."""
         self._check_frozen()
         super().zero_grad(set_to_none)
 
     def _check_frozen(self) -> None:
+        """Log what replays of captured steps do not read."""
         for launch in self._launches.values():
-            launch.captures.check_frozen(self.param_groups)
+            if launch.captures.captured:
+                launch.captures.check_frozen(self.param_groups)
 
     def _agreed_launch(
         self,
@@ -441,10 +452,13 @@ class Optimizer(torch.optim.Optimizer):
                 made = launch
             else:
                 named = list(self._named()) if parameters is None else parameters
-                if (gone := self._launches.pop(at, None)) is not None:
-                    self._replayed += gone.captures.drop(self._name, "parameters, gradients or state changed")
-                extended = launch is not None and launch.extend(self, named, scale_of(self))
-                made = self._launches[at] = launch if launch is not None and extended else Launch(self, named)
+                gone = self._launches.pop(at, None)
+                if gone is not None and gone.extend(self, named, scale_of(self)):
+                    made = gone
+                else:
+                    self._drop(gone, "parameters, gradients or state changed")
+                    made = Launch(self, named)
+                self._launches[at] = made
                 if not (made.batches or made.on_meta or self.state):
                     warn_of_nothing(self, named)
         agreement.agree_on(attempt.error, made)

@@ -18,6 +18,7 @@ from halfstep.kernels.c_driver import FIELDS
 from halfstep.kernels.simplify import simplified
 from halfstep.kernels.triton_numbers import COMING
 from halfstep.kernels.triton_source import ROW_FIELDS
+from halfstep_torch.engine import capture
 from halfstep_torch.engine.kernels import ahead_kernel, kernel, triton_kernel
 from halfstep_torch.engine.kernels.c_kernel import CKernel
 from halfstep_torch.engine.kernels.trace import measured, trace
@@ -121,7 +122,7 @@ def _ahead(self, programs, arguments) -> None:
     inputs = {"count": torch.tensor([[place.value] for place in places])}
     inputs["coming"] = torch.arange(1.0, COMING + 1)[None].expand(parameters, COMING)
     for i, (address, pattern) in enumerate(zip(given[1:][:hyper], given[1 + hyper :][:hyper], strict=True)):
-        there = ctypes.c_int32.from_address(address).value if address else int(pattern)
+        there = ctypes.c_int32.from_address(int(address)).value if address else int(pattern)
         inputs[f"number.{i}"] = torch.tensor(there, dtype=torch.int32).view(torch.float32)
     for i in range(len(self._streams)):
         for k, name in enumerate(("leaf", "high", "low")):
@@ -144,6 +145,7 @@ def emulated_device() -> Iterator[None]:
     text = _patch(ahead_kernel, "module_of"), _patch(ahead_kernel, "is_exact_by_ptx", return_value=False)
     trial = _patch(kernel.Kernel, "_has_same_bits", return_value=True)
     launch = _patch(ahead_kernel.AheadKernel, "_launch", _ahead)
-    with text[0], text[1], trial, launch, _patch(kernel, "generated", generated):
+    device = _patch(capture, "may_capture", return_value=True)
+    with text[0], text[1], trial, launch, device, _patch(kernel, "generated", generated):
         yield
     kernel.kernel_of.cache_clear()

@@ -1,12 +1,19 @@
 """`capturable=True`: a step that a CUDA graph replays has the bits of plain steps."""
 
+import contextlib
+import io
+import types
+
 import numpy as np
 import pytest
 import torch
 
+import halfstep_torch as hs
+from halfstep_torch.engine.capture import check_capture
 from halfstep_torch.engine.number_places import flat
 from halfstep_torch.numbers.random_words import leaf_keys
 from halfstep_torch.numbers.tensor_numbers import tensor_keys
+from halfstep_torch.say_once import say_once
 from on_torch.emulated_device import Graph, emulated_device
 from on_torch.kernel_steps import MAKES, needs_compiler, parameters
 from on_torch.steps import assert_same_snapshots, snapshot
@@ -80,3 +87,238 @@ def test_a_captured_step_has_the_bits_of_plain_steps(name):
     assert_same_snapshots(snapshot(ours[1]), snapshot(plain[1]))
     assert len(graph.launches) == 2
     assert {*graph.operations} <= NO_COPIES
+
+
+@contextlib.contextmanager
+def captured(name="default", steps=2, **entries):
+    """Yield the parameters of an optimizer, the optimizer, and a graph of its step."""
+    with emulated_device():
+        params, optimizer = make(name, capturable=True)
+        optimizer.param_groups[0].update(entries)
+        for step in range(steps):
+            give(params, step)
+            optimizer.step()
+        graph = Graph()
+        with graph.capture():
+            optimizer.step()
+        yield params, optimizer, graph
+
+
+@needs_compiler
+def test_a_rate_on_the_device_is_read_at_each_replay():
+    rate, plain = torch.tensor(1e-2), make()
+    with captured(lr=rate, weight_decay=torch.tensor(0.1)) as (params, optimizer, graph):
+        step_both((params, None), plain, range(2), lambda: None)
+        for step in range(2, 5):
+            step_both((params, optimizer), plain, [step], graph.replay)
+            rate.mul_(0.5)  # as schedulers of torch do
+            plain[1].param_groups[0]["lr"] *= 0.5
+        assert optimizer.param_groups[0]["lr"] is rate
+        assert_same_snapshots(snapshot(optimizer), snapshot(plain[1]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("entry", [{"lr": 1e-3}, {"weight_decay": 0.5}, {"betas": (0.8, 0.999)}])
+def test_a_number_of_the_host_that_changes_after_a_capture_is_named(entry, caplog):
+    with captured() as (_, optimizer, _):
+        caplog.clear()
+        optimizer.zero_grad(set_to_none=False)
+        assert not caplog.records
+        optimizer.param_groups[0].update(entry)
+        say_once.cache_clear()
+        optimizer.zero_grad(set_to_none=False)
+        (key,) = entry
+        assert f"{key} of a param group is" in caplog.text
+        assert "Capture anew" in caplog.text
+
+
+@needs_compiler
+def test_the_rate_of_a_capture_is_named_where_it_is_a_float(caplog):
+    say_once.cache_clear()
+    with captured():
+        assert "lr of param group 0 is a float, so replays keep 0.01" in caplog.text
+
+
+@needs_compiler
+def test_counts_are_whole_numbers_beside_the_weights_and_go_past_256():
+    with captured() as (params, optimizer, graph):
+        for _ in range(300):
+            graph.replay()
+        count = optimizer.state[params[0][1]]["step"]
+        assert (count.dtype, count.shape, int(count)) == (torch.int64, (), 302)
+        saved = optimizer.state_dict()
+        optimizer.load_state_dict(state_dict=saved)
+        assert int(optimizer.state[params[0][1]]["step"]) == 302
+
+
+@needs_compiler
+def test_a_weight_without_gradient_in_a_capture_is_named():
+    with captured() as (params, optimizer, graph):
+        params[1][1].grad = None
+        with graph.capture(), pytest.raises(RuntimeError, match="the weight 'w1' has no gradient in this"):
+            optimizer.step()
+        params[1][1].requires_grad_(False)
+        optimizer.step()
+        with graph.capture():
+            optimizer.step()
+
+
+@needs_compiler
+def test_gradients_that_stay_in_place_are_advised_where_backward_is_outside(caplog):
+    say_once.cache_clear()
+    with captured() as (params, optimizer, _):
+        assert "zero_grad(set_to_none=False)" in caplog.text
+        caplog.clear()
+        say_once.cache_clear()
+        for _, p in params:  # as a backward inside of the graph makes them
+            p.grad = p.grad.clone()
+        again = Graph()
+        with again.capture():
+            optimizer.step()
+        assert "set_to_none" not in caplog.text
+        before = snapshot(optimizer)
+        again.replay()
+        assert any(map(np.any, map(np.not_equal, snapshot(optimizer), before)))
+
+
+@needs_compiler
+def test_a_rate_on_the_device_stays_there_when_it_is_loaded():
+    rate = torch.tensor(1e-2)
+    with captured(lr=rate) as (_, optimizer, _):
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        rate.fill_(0.5)
+        saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        for lr in (saved["param_groups"][0]["lr"], 1e-2):
+            saved["param_groups"][0]["lr"] = lr
+            optimizer.load_state_dict(saved)
+            loaded = optimizer.param_groups[0]["lr"]
+            assert isinstance(loaded, torch.Tensor)
+            assert loaded.dtype == torch.float32
+            assert float(loaded) == np.float32(1e-2)
+
+
+def load(params, optimizer):
+    optimizer.load_state_dict(state_dict=optimizer.state_dict())
+
+
+def add_group(params, optimizer):
+    optimizer.add_param_group({"params": [("more", torch.nn.Parameter(torch.zeros(3)))]})
+
+
+def move_state(params, optimizer):
+    state = optimizer.state[params[0][1]]
+    state["exp_avg"] = state["exp_avg"].clone()
+    optimizer.step()
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", [load, add_group, move_state])
+def test_replays_change_nothing_once_their_state_is_replaced(change, caplog):
+    say_once.cache_clear()
+    with captured() as (params, optimizer, graph):
+        change(params, optimizer)
+        assert "replays of steps that were captured before change nothing" in caplog.text
+        before = snapshot(optimizer)
+        graph.replay()
+        assert_same_snapshots(snapshot(optimizer), before)
+        optimizer.step()
+        say_once.cache_clear()
+
+
+@needs_compiler
+def test_float32_weights_with_bfloat16_gradients_are_captured():
+    ours, plain = (parameters(torch.float32, SHAPES) for _ in "ab")
+    for _, p in [*ours, *plain]:
+        p.grad_dtype = None
+    options = {"lr": 1e-2, "nu_dtype": "bfloat16"}
+    graph, (a, b) = Graph(), (hs.AdamW(x, compile=True, **options) for x in (ours, plain))
+    with emulated_device():
+        a.param_groups[0]["capturable"] = True
+        for step in range(4):
+            for _, p in [*ours, *plain]:
+                g = torch.randn(p.shape, generator=torch.Generator().manual_seed(step)).bfloat16()
+                p.grad = g if p.grad is None else p.grad.copy_(g)
+            b.step()
+            if step == 2:
+                with graph.capture():
+                    a.step()
+            (a.step if step < 2 else graph.replay)()
+    assert_same_snapshots(snapshot(a), snapshot(b))
+
+
+def scaled_loss(params, optimizer):
+    optimizer.grad_scale = torch.tensor(4.0)
+    give(params, 0)
+    optimizer.step()
+
+
+def transposed(params, optimizer):
+    params[1][1].data = torch.zeros(100, 3, dtype=torch.bfloat16).t()
+    give(params, 0)
+    optimizer.step()
+
+
+def stepped(params, optimizer):
+    give(params, 0)
+    optimizer.step()
+
+
+CANNOT = {
+    "a schedule": (
+        lambda p: hs.AdamW(p, lr=lambda t: 1e-3),
+        stepped,
+        "is a Python function.*Pass lr as a tensor",
+    ),
+    "norms": (MAKES["Lamb"], stepped, "scale_by_trust_ratio reads whole arrays"),
+    "clipping": (MAKES["clipped"], stepped, "clip_by_global_norm reads whole arrays"),
+    "a power": (hs.Adafactor, stepped, "reads whole arrays"),
+    "a scaler": (hs.AdamW, scaled_loss, "a GradScaler gives the host the scale"),
+    "layouts": (hs.AdamW, transposed, "the weight 'w1', or its gradient, is not contiguous"),
+    "a decay of 0": (
+        lambda p, **o: hs.AdamW(p, weight_decay=torch.tensor(0.0), **o),
+        stepped,
+        "the number in weight_decay of param group 0, a tensor, leaves add_decayed_weights out",
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_cannot_be_captured_is_named_at_the_first_step(case):
+    build, step, problem = CANNOT[case]
+    with emulated_device():
+        params = parameters(shapes=SHAPES)
+        optimizer = build(params, compile=True) if case != "a schedule" else build(params)
+        optimizer._compile.choice = True
+        optimizer.param_groups[0]["capturable"] = True
+        with pytest.raises(RuntimeError, match=f"capturable=True, but .*{problem}"):
+            step(params, optimizer)
+        assert all(int(state["step"]) == 0 for state in optimizer.state.values())
+
+
+def test_a_step_in_a_capture_needs_capturable_and_a_step_before():
+    params, graph = parameters(shapes=SHAPES), Graph()
+    give(params, 0)
+    for capturable, problem in ((False, "capturable is False"), (True, "records a step that is not built")):
+        optimizer = hs.AdamW(params, capturable=capturable, compile=False)
+        with graph.capture(), pytest.raises(RuntimeError, match=problem):
+            optimizer.step()
+        optimizer.step()  # outside it works, and on a CPU it is a plain step
+        with graph.capture(), pytest.raises(RuntimeError, match=r"Build the optimizer with|is not built"):
+            optimizer.step()
+
+
+def test_a_rate_elsewhere_is_named_in_a_capture():
+    group = types.SimpleNamespace(capturable=True, index=0, entries={"lr": torch.tensor(1e-3)})
+    batch = types.SimpleNamespace(group=group, device=torch.device("meta"))
+    with pytest.raises(RuntimeError, match=r"lr of param group 0 is a tensor on cpu.*Write lr\.to\('meta'\)"):
+        check_capture("AdamW", [batch], [])
+
+
+def test_on_a_cpu_a_capturable_step_is_a_plain_one():
+    ours, plain = make(capturable=True), make()
+    step_both(ours, plain, range(3))
+    assert_same_snapshots(snapshot(ours[1]), snapshot(plain[1]))
+    assert ours[1].param_groups[0]["capturable"] is True
+    assert "capturable" not in plain[1].param_groups[0]

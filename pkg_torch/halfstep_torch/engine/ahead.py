@@ -51,7 +51,7 @@ class Ahead:
             NoGeneratedForm: if the numbers of a link need the host.
             RuntimeError: if the words differ.
         """
-        self._batch, self._device, self._count = batch, batch.device, len(batch.slots)
+        self._batches, self._device, self._count = [batch], batch.device, len(batch.slots)
         self.caller, self._group = batch.group.caller, batch.group.index
         self._frozen: dict[tuple[str, int | None], object] = {}
         links = [batch.group.links[j] for j in batch.plan.rule_indices]
@@ -117,7 +117,7 @@ class Ahead:
     def _host_numbers(self) -> dict[tuple[str, int | None], object]:
         """Return the hyperparameters of the group that are not on the device."""
         found = {
-            (x.key, x.index): number_of(self._batch.group.entries, x.key, x.index) for x in self._numbers
+            (x.key, x.index): number_of(self._batches[0].group.entries, x.key, x.index) for x in self._numbers
         }
         return {key: x for key, x in found.items() if isinstance(x, (int, float))}
 
@@ -141,7 +141,7 @@ class Ahead:
     def _given_captured(self, addresses: np.ndarray) -> Tensor:
         if not self._spare:
             raise RuntimeError(
-                f"{self._batch.group.caller}: {len(self._captured)} captures were made since the last step "
+                f"{self.caller}: {len(self._captured)} captures were made since the last step "
                 "outside of one. Make such a step before the next capture."
             )
         row, content = self._spare.pop(), self._read(addresses)
@@ -152,7 +152,8 @@ class Ahead:
 
     def _read(self, addresses: np.ndarray) -> np.ndarray:
         """Return what the host gives to launch 1."""
-        entries, values = self._batch.group.entries, self._batch.group.values
+        group = self._batches[0].group
+        entries, values = group.entries, group.values
         places, patterns = [], []
         for number in self._numbers:
             x = number_of(entries, number.key, number.index)
@@ -166,23 +167,27 @@ class Ahead:
         self, addresses: np.ndarray, keys: np.ndarray, numbers: np.ndarray, which: np.ndarray | None
     ) -> None:
         """Raise RuntimeError unless launch 1 makes the host's words, on counts that it may change."""
-        counts = torch.stack([slot.counter for slot in self._batch.slots])
+        counts = torch.stack([slot.counter for slot in self._batches[0].slots])
         places = counts.data_ptr() + counts.itemsize * np.arange(self._count)
         self._launch(self._given(addresses), self._put(places))
         expected = np.zeros(self._step.words.numel(), np.int32)
         self._step.tables.write_words(keys, numbers, which, expected)
         if (self._step.words.cpu().numpy().reshape(-1) != expected).any():
             raise RuntimeError(
-                f"{self._batch.group.caller}: capturable=True, but this device makes other numbers of a step "
+                f"{self.caller}: capturable=True, but this device makes other numbers of a step "
                 "than the host. Use capturable=False, and report the device."
             )
 
     def drop(self) -> None:
-        """Make replays change nothing: what they would write to may belong to others from now on."""
+        """Make replays change nothing: what they would write to may belong to others from now on.
+
+        Their tables stay, and the parameters and their state may go.
+        """
         if self._captured and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         for row in self._captured:
             row[0] = 0
+        self._batches.clear()
 
 
 def _leaves(batch: Batch) -> np.ndarray:

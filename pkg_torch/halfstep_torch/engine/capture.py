@@ -22,12 +22,21 @@ _SET_TO_NONE = (
 )
 
 
+def may_capture(device: torch.device) -> bool:
+    """Whether graphs can capture what a device does."""
+    return device.type != "cpu"
+
+
 class Captures:
-    """The steps of a launch's capturable batches, and which of them graphs replay."""
+    """The steps of a launch's capturable batches.
+
+    Attributes:
+        captured: those that graphs replay.
+    """
 
     def __init__(self) -> None:
         self._aheads: dict[int, Ahead] = {}
-        self._captured: list[Ahead] = []
+        self.captured: list[Ahead] = []
 
     def of(self, batch: Batch) -> Ahead | None:
         """Return the step of a batch, if it is made."""
@@ -63,25 +72,24 @@ class Captures:
                 if ahead.reads(addresses):
                     say_once(f"{batch.group.caller}: {_SET_TO_NONE}")
                 _say_frozen(batch)
-                self._captured += [] if ahead in self._captured else [ahead]
+                self.captured += [] if ahead in self.captured else [ahead]
             ahead.run(addresses, capturing=capturing)
             # Kernels write to memory by its address: autograd must learn that the weights changed.
             torch.autograd.graph.increment_version(batch.owners)
 
     def drop(self, caller: str, why: str) -> "list[Ahead]":
         """Make replays change nothing, and return what graphs still read."""
-        for ahead in self._captured:
+        for ahead in self.captured:
             ahead.drop()
-        if self._captured:
-            say_once(
-                f"{caller}: {why}, so replays of steps that were captured before change nothing any more. "
-                "Make a step outside of a graph, and capture anew."
-            )
-        return self._captured
+        say_once(
+            f"{caller}: {why}, so replays of steps that were captured before change nothing any more. "
+            "Make a step outside of a graph, and capture anew."
+        )
+        return self.captured
 
     def check_frozen(self, groups: Sequence[Group]) -> None:
         """Log numbers of groups that were written after a capture, which replays do not read."""
-        for ahead in self._captured:
+        for ahead in self.captured:
             if changed := ahead.changed(groups):
                 key, before, now = changed
                 say_once(
@@ -129,9 +137,9 @@ def _say_frozen(batch: Batch) -> None:
 
 
 def _ahead_of(batch: Batch) -> Ahead | None:
-    kernel = batch.kernels[0] if batch.kernels else None
-    if batch.device.type == "cpu" and (kernel is None or kernel.on_device is None):
+    if not may_capture(batch.device):
         return None
+    kernel = batch.kernels[0] if batch.kernels else None
     for reason in _reasons(batch, kernel):
         raise RuntimeError(f"{batch.group.caller}: capturable=True, but {reason}.")
     assert kernel is not None

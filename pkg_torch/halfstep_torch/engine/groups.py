@@ -21,6 +21,7 @@ from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.loss_scale import UNSCALE
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
 from halfstep_torch.engine.scheduler_rates import SchedulerRates
+from halfstep_torch.engine.signals import is_capturing
 from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.chain import Chain, ChainByOptions
 from halfstep_torch.links.link import Link, ParamInfo
@@ -265,6 +266,11 @@ def read_on_device(read: ReadGroup, device: torch.device, before: ReadGroup | No
             raise TypeError(
                 f"{read.caller}: {key} of param group {read.index} is no float32 tensor, and a capturable "
                 f"step reads it on the device. Write {key}.to(torch.float32) into the group."
+            )
+        if is_capturing():
+            raise RuntimeError(
+                f"{read.caller}: {key} of param group {read.index} is a new tensor in a capture. Make a step "
+                "outside of the graph before, and write into the tensor that is there."
             )
         known[key] = tuple(map(float, x)) if isinstance(x, tuple) else float(x)
     return dataclasses.replace(read, tensors=tensors, known=known)
