@@ -36,10 +36,9 @@ def test_codes_of_a_weight_without_elements_have_no_tiles(shape):
     follow(Jax, setting, _NUMBERS, 0, ["near 1", "near 1"])
 
 
-@pytest.mark.parametrize("name", ["float8_e3m4", "int8"])
-def test_a_weight_without_axes_has_moments_in_units_of_a_root(name):
+def test_a_weight_without_axes_has_moments_in_units_of_a_root():
     """The reference raised ValueError."""
-    formats = (("mu_dtype", ("relative", name, None, ())), ("nu_dtype", "bfloat16"))
+    formats = (("mu_dtype", ("relative", "float8_e3m4", None, ())), ("nu_dtype", "bfloat16"))
     setting = dataclasses.replace(_ADAM, formats=formats, shapes=(("w", ()),))
     follow(Torch, setting, _NUMBERS, 0, ["near 1", "near 1", "any"])
 

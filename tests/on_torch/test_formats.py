@@ -74,13 +74,12 @@ def test_the_numbers_of_a_round_trip_of_unsigned_floats_are_those_of_its_codes(d
         assert numbers[:6].isnan().tolist() == [False] * 4 + [True] * 2
 
 
-@pytest.mark.parametrize("dtype", ["float8_e3m4", "int8"])
-def test_the_numbers_of_a_round_trip_are_those_of_its_codes(dtype):
+def test_the_numbers_of_a_round_trip_are_those_of_its_codes():
     rng = np.random.default_rng(0)
     x = np.exp2(rng.uniform(-40, 5, 4096)).astype(np.float32) * rng.choice([-1, 1], 4096).astype(np.float32)
     x[:8] = 0.0, -0.0, 7.75, -7.9, 3.4e38, np.inf, -np.inf, np.nan
     words = torch.from_numpy(rng.integers(-(2**31), 2**31, 4096).astype(np.int32))
-    fmt = hs.relative(dtype)
+    fmt = hs.relative("float8_e3m4")
     for drawn in (words, None):
         stored, numbers = fmt.round_trip(torch.from_numpy(x), drawn)
         assert_same(from_torch(numbers), from_torch(fmt.decode(stored)))

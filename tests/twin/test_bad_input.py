@@ -51,7 +51,7 @@ NO_POWER = (
     'nu_dtype is {}. Use nu_dtype="uroot4_e4m4", or relative("float8_e3m4").'
 )
 NO_FORMAT = "dtype={} with block_size={} is not a format. Use {}."
-UNITS, UNITS_OF_BLOCKS = '"float8_e3m4", "int8" or "mulaw8"', '"int8" or "int4"'
+UNITS, UNITS_OF_BLOCKS = '"float8_e3m4" or "mulaw8"', '"int8" or "int4"'
 ODD = "block_size={} is odd, and codes of '{}' are two to a byte. Use an even block_size, \"row\" or None."
 WARMUP = "Use a whole number of steps, such as 1000, or 0."
 
@@ -89,10 +89,10 @@ VALUES = {
         ({"nu_dtype": "float16"}, f"nu_dtype=float16 {LOSES}"),
         ({"nu_dtype": scaled("int8")}, f"nu_dtype=int8 {LOSES}"),
         ({"nu_dtype": codebook("dynamic8")}, f"nu_dtype=dynamic8 {LOSES}"),
-        ({"nu_dtype": relative("int8")}, NO_UNIT.format("nu_dtype", "nu")),
-        ({"mu_dtype": relative("int8"), "b2": 0.9999}, NO_BOUND.format(22.9, 0.9, 0.9999, FROM_99)),
+        ({"nu_dtype": relative("float8_e3m4")}, NO_UNIT.format("nu_dtype", "nu")),
+        ({"mu_dtype": relative("float8_e3m4"), "b2": 0.9999}, NO_BOUND.format(22.9, 0.9, 0.9999, FROM_99)),
         (
-            {"mu_dtype": relative("int8"), "b1": 0.99, "b2": 0.9},
+            {"mu_dtype": relative("float8_e3m4"), "b1": 0.99, "b2": 0.9},
             NO_BOUND.format("inf", 0.99, 0.9, "Are b1 and b2 swapped? Otherwise use"),
         ),
         (
@@ -147,7 +147,10 @@ VALUES = {
             {"decay": 0.9, "accumulator_dtype": scaled("ufloat8_e5m3")},
             "accumulator_dtype=ufloat8_e5m3 has no sign. Use it for nu, and a signed format for accumulator.",
         ),
-        ({"decay": 0.9, "accumulator_dtype": relative("int8")}, NO_UNIT.format("accumulator_dtype", "trace")),
+        (
+            {"decay": 0.9, "accumulator_dtype": relative("float8_e3m4")},
+            NO_UNIT.format("accumulator_dtype", "trace"),
+        ),
         ({"decay": 0.9, "rounding": "up"}, f"rounding='up' is not a rounding. {ROUNDINGS}"),
     ],
     "add_decayed_weights": [({"weight_decay": -0.1}, f"weight_decay=-0.1 is negative. {AT_LEAST_0}")],
@@ -210,6 +213,7 @@ VALUES = {
                 ("bfloat16", None, UNITS),
                 ("ufloat8_e6m2", None, UNITS),
                 ("int4", None, 'relative("int4", 32)'),
+                ("int8", None, 'relative("int8", 32)'),
                 ("float8_e3m4", 128, UNITS_OF_BLOCKS),
                 ("udynamic8", 128, UNITS_OF_BLOCKS),
             )
@@ -229,7 +233,7 @@ VALUES = {
     "store_state": [
         ({"format": "int8"}, f'format=int8 {NO_SCALE} Use scaled("int8").'),
         (
-            {"format": relative("int8")},
+            {"format": relative("float8_e3m4")},
             "format=relative(...) is in units of the root of a second moment, which is not known here. "
             "Use scaled(...), or mu_dtype=relative(...) of adam.",
         ),

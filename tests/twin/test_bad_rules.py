@@ -129,7 +129,7 @@ def test_a_bad_declaration_is_refused_when_it_is_built(package, members, message
 def test_a_moment_in_units_of_another_is_rounded_after_it(package):
     units = {
         "b2": decay_rate(0.99),
-        "mu_dtype": relative("int8"),
+        "mu_dtype": relative("float8_e3m4"),
         "mu": moment(rate="b1", unit="nu"),
         "nu": moment(rate="b2", signed=False),
     }

@@ -34,7 +34,7 @@ _RUNS = {
     "fourth root": Run("adamw", "bfloat16", "stochastic", "relative mulaw8", "uroot4_e4m4"),
     "one-pass": Run("adam", "bfloat16", "stochastic", "relative float8_e3m4", "ufloat8_e6m2"),
     "relative": Run("adamw", "bfloat16", "nearest", "relative int8/8", "uroot8/8"),
-    "fixed": Run("adam", "float16", "stochastic", "relative int8", "float32"),
+    "fixed": Run("adam", "float16", "stochastic", "relative float8_e3m4", "float32"),
     "tables": Run("adamw", "bfloat16", "compensated", "dynamic8/8", "udynamic8/8"),
     "fp8": Run("adamw", "float16", "master", "float8_e4m3fn/8", "float8_e4m3fn/8"),
     "sixteen": Run("adan", "bfloat16", "split8", "float16", "float16/8"),

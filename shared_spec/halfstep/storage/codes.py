@@ -7,7 +7,7 @@ from halfstep.float_formats import FLOAT_FORMATS, HALVES, INT8
 from halfstep.storage.base_codes import NAN_SCALE, Codes
 from halfstep.storage.floats import FixedCodes, PlainCodes, SignedCodes
 from halfstep.storage.fourth_roots import MULAW8, UROOT4
-from halfstep.storage.integers import DEAD_ZONE, FINE_CODES, FIXED_INT8, IntegerCodes
+from halfstep.storage.integers import DEAD_ZONE, FINE_CODES, IntegerCodes
 from halfstep.storage.tables import TABLES, TableCodes
 from halfstep.storage.unsigned_floats import UNSIGNED_CODES
 from halfstep.storage.unsigned_halves import UFLOAT16
@@ -33,7 +33,6 @@ CODEBOOK_CODES: dict[str, Codes] = {name: TableCodes.of(table) for name, table i
 """The codes of `codebook`."""
 FIXED_CODES: dict[str, Codes] = {
     "float8_e3m4": FixedCodes.of(HALVES),
-    "int8": FIXED_INT8,
     "mulaw8": MULAW8,
 }
 """The codes of `relative` without a block size."""

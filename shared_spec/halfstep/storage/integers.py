@@ -1,4 +1,4 @@
-"""Integers under a power of two, one scale for all, or three significant bits. Contract: F5, F13 to F15."""
+"""Integers under a power of two, or under a scale of three significant bits. Contract: F5, F14, F15."""
 
 import math
 
@@ -34,19 +34,6 @@ class IntegerCodes(Codes):
     def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the integers times the scale: exact."""
         return xp.real(codes) * xp.unit(scale, self.exponent)
-
-
-class FixedIntegerCodes(Codes):
-    """int8 under the fixed scale 1/16, that of a block with largest magnitude 7.5; -128 is NaN."""
-
-    def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
-        """Return x over the scale, rounded to integers that stop at 127."""
-        # Past 8 it saturates; a number that 16 takes past float32's largest one does too.
-        return _with_sign(xp, x, xp.clip(abs(x), high=8.0) * 16.0, words, False, 127)
-
-    def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
-        """Return the integers times the scale."""
-        return xp.real(codes) * (1 / 16)
 
 
 class FineIntegerCodes(Codes):
@@ -112,7 +99,6 @@ class DitheredCodes(FineIntegerCodes):
         return xp.where((codes == 0) & (scale != NAN_SCALE), 0.0, values)
 
 
-FIXED_INT8 = FixedIntegerCodes("int8", INT8, 0.5 / INT8.max, for_second_moments=False, nan_code=-128)
 FINE_CODES = {"int8": FineIntegerCodes.of("int8", INT8), "int4": DitheredCodes.of("uint8", INT4, packed=True)}
 
 

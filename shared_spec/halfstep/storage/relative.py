@@ -35,7 +35,7 @@ def relative(dtype: DType, block_size: BlockSize = None, min_size: int = 4096, m
     from the codes of nu_dtype="uroot4_e4m4"; without these "mulaw8" is refused.
 
     Args:
-        dtype: without a block size "float8_e3m4" (in uint8), "int8", in steps of 1/16, or "mulaw8". "mulaw8"
+        dtype: without a block size "float8_e3m4" (in uint8) or "mulaw8". "mulaw8"
             has a sign and 128 magnitudes, floats of 7 bits less 1/16, as in the mu-law of telephones. With a
             block size "int8" or "int4". "int4" has two codes in a byte and a dither: one random number per
             block and step is added before rounding and subtracted after it. Numbers below 1/16 of a unit are

@@ -10,7 +10,7 @@ import numpy as np
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.rounding import encode_float
 from halfstep_spec.storage.base_codes import NAN_SCALE, Codes
-from halfstep_spec.storage.float_codes import INT8, IntegerCodes, SignedCodes
+from halfstep_spec.storage.float_codes import INT8, SignedCodes
 from halfstep_spec.storage.fourth_root_codes import MuLawCodes
 from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
@@ -18,14 +18,13 @@ _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 # The range of codes without a scale must hold 7.27, at b1 = 0.9 and b2 = 0.999, and some more.
 _BOUND = np.float32(7.5)
 _PAST = np.float32(8.0)
-_INT8_NAN = np.int8(-128)
 # Below this share of a unit the stored value is exact zero: an average that decays ends there.
 _DEAD = np.float32(1 / 16)
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedCodes(Codes):
-    """Floats or integers under one scale, that of a block with the largest magnitude 7.5: none is stored.
+    """Floats, kept as patterns, under the scale of a block with the largest magnitude 7.5: none is stored.
 
     Attributes:
         scaled: the codes under that scale.
@@ -36,31 +35,20 @@ class FixedCodes(Codes):
     for_second_moments = False
 
     @property
-    def dtype(self) -> str:
-        """That of integers; floats are kept as their patterns."""
-        return self.scaled.dtype if self.scaled.nan_in_scale else "uint8"
-
-    @property
     def half_gap(self) -> float:
         """That of the codes."""
         return self.scaled.half_gap
 
     def encode(self, x, scale, words, nonzero) -> np.ndarray:
-        """Return x over the scale, rounded; of an integer that is NaN, -128."""
+        """Return x over the scale, rounded."""
         # Past the largest code it saturates, also where x over the scale is past float32's largest number.
         bounded = np.clip(x, -_PAST, _PAST)
         codes = self.scaled.encode(bounded, self._scales(x), words, nonzero)
-        return np.where(np.isfinite(x), codes, self._nan).astype(codes.dtype)
+        return np.where(np.isfinite(x), codes, self.scaled.format.nan_code).astype(codes.dtype)
 
     def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return the numbers times the scale."""
-        values = self.scaled.decode(codes, self._scales(codes))
-        return np.where(codes == self._nan, np.float32(np.nan), values)
-
-    @property
-    def _nan(self) -> int:
-        integers = self.scaled.nan_in_scale
-        return int(_INT8_NAN.view(np.uint8)) if integers else self.scaled.format.nan_code
+        return self.scaled.decode(codes, self._scales(codes))
 
     def _scales(self, like: np.ndarray) -> np.ndarray:
         return np.broadcast_to(self.scaled.scale(_BOUND.reshape(1))[0], like.shape)
@@ -155,7 +143,6 @@ def _dither(words: np.ndarray | None) -> np.ndarray | np.float32:
 
 FIXED_CODES: dict[str, Codes] = {
     "float8_e3m4": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
-    "int8": FixedCodes(IntegerCodes()),
     "mulaw8": MuLawCodes(),
 }
 """By name: codes that `relative` takes without a block size."""
