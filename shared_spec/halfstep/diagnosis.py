@@ -107,6 +107,8 @@ class Diagnosis(Report):
         decay_lost: the same of weight decay alone; None where there is none.
         leaves: `updates_lost` of each 16-bit weight, by name.
         moments: of every kind of moment, by its name in the state.
+        out_of_range: of each weight whose second moment has a format without a scale, the share of gradients
+            whose squares that format does not hold. Gradients of zero do not count.
         sums_rounded: share of the sums of gradients every summand of which was added in 16 bits and rounded
             to nearest.
         norm: of all gradients, in float32, and
@@ -119,6 +121,7 @@ class Diagnosis(Report):
     decay_lost: float | None
     leaves: dict[str, float]
     moments: dict[str, MomentDiagnosis]
+    out_of_range: dict[str, float]
     sums_rounded: float
     norm: float
     plain_norm: float
@@ -133,6 +136,8 @@ class Diagnosis(Report):
         rows += [("updates lost", f"{self.updates_lost:.1%}")]
         rows += [(f"  {name}", f"{lost:.1%}") for name, lost in worst[:5]]
         rows += [("decay lost", decay), *((name, str(moment)) for name, moment in self.moments.items())]
+        outside = sorted(self.out_of_range.items(), key=lambda row: -row[1])
+        rows += [(f"gradients out of range: {name}", f"{share:.1%}") for name, share in outside[:5] if share]
         rows.append(("sums of gradients", f"rounded to nearest {self.sums_rounded:.1%}"))
         theirs = f" (the framework computes {self.plain_norm:.6g})"
         wrong = abs(self.plain_norm - self.norm) > 0.01 * self.norm
@@ -175,12 +180,14 @@ def diagnosis_of(
     plain_norm: float,
     nonfinite: Mapping[str, Count],
     largest: float,
+    outside: Mapping[str, Mapping[str, Ends]],
     fault: str = "",
 ) -> Diagnosis:
     """Return the diagnosis of the counts.
 
     `compensated` are the updates of compensated weights; `largest` is the largest magnitude of a gradient;
-    `fault` is a fault of the chain itself.
+    `outside` are, by format of the second moment and by weight, the gradients below its range, above it, and
+    other than zero; `fault` is a fault of the chain itself.
     """
     rounded_lost, compensation_lost = _share(updates.values()), _share(compensated.values())
     updates = {**updates, **compensated}
@@ -192,7 +199,7 @@ def diagnosis_of(
         *_advice_on_nonfinite(broken),
         *(() if fault else _advice_on_updates(terms, rounded_lost, decay_lost)),
         *_advice_on_compensation(compensation_lost),
-        *_advice_on_formats(terms, moments, largest),
+        *_advice_on_formats(terms, moments, outside),
         *(line for name, moment in moments.items() for line in _advice_on_moment(terms, name, moment)),
         *_advice_on_gradients(terms, sums_rounded, norm, plain_norm, largest),
     ]
@@ -202,6 +209,11 @@ def diagnosis_of(
         decay_lost,
         leaves,
         dict(moments),
+        {
+            name: (low + high) / max(size, 1)
+            for counts in outside.values()
+            for name, (low, high, size) in counts.items()
+        },
         sums_rounded,
         norm,
         plain_norm,
@@ -226,22 +238,11 @@ RANGES = {
 _EMBEDDINGS = "Embeddings of language models have such gradients."
 
 
-def outside_range(dtype: str, largest: float) -> str:
-    """Return the effect on squares of gradients with such a largest magnitude; "" if there is none.
-
-    Contract: F6, F17.
-    """
-    lowest, most, _, _ = RANGES[dtype]
-    if not largest or math.isnan(largest) or lowest <= largest**2 <= most:
-        return ""
-    return _outside(dtype, "gradients", "squares of them", largest > 1)
-
-
 def gradients_outside(dtype: str, counts: Mapping[str, Ends]) -> str:
     """Return the effect on gradients of the weight with the most outside of a range; "" if there is none.
 
     One that is too large counts, and too small ones count from a quarter: a moment is the mean of many
-    squares, of which some may be small.
+    squares, of which some may be small. Contract: F6, F17, F21.
 
     Args:
         dtype: of the second moments.
@@ -251,8 +252,7 @@ def gradients_outside(dtype: str, counts: Mapping[str, Ends]) -> str:
         shares = {name: counts[name][end] / max(counts[name][2], 1) for name in counts}
         name = max(shares, key=shares.__getitem__, default="")
         if name and shares[name] > least:
-            squares = f"squares of {_percent(shares[name])} of them"
-            return _outside(dtype, f"gradients of {name!r}", squares, large)
+            return _outside(dtype, name, _percent(shares[name]), large)
     return ""
 
 
@@ -261,10 +261,10 @@ def limits(dtype: str) -> tuple[float, float]:
     return math.sqrt(RANGES[dtype][0]), math.sqrt(RANGES[dtype][1])
 
 
-def _outside(dtype: str, gradients: str, squares: str, large: bool) -> str:
+def _outside(dtype: str, name: str, share: str, large: bool) -> str:
     _, _, too_small, too_large = RANGES[dtype]
     return (
-        f"{gradients} are so {'large' if large else 'small'} that {squares} are "
+        f"gradients of {name!r} are so {'large' if large else 'small'} that squares of {share} of them are "
         f"{'above' if large else 'below'} what {dtype} holds: {too_large if large else too_small}. "
         f"{'' if large else f'{_EMBEDDINGS} '}"
         "Use the recipe eight_bit, and a GradScaler where the loss is scaled."
@@ -335,11 +335,11 @@ def _advice_on_nonfinite(shares: Mapping[str, float]) -> Iterable[str]:
 
 
 def _advice_on_formats(
-    terms: Wording, moments: Mapping[str, MomentDiagnosis], largest: float
+    terms: Wording, moments: Mapping[str, MomentDiagnosis], outside: Mapping[str, Mapping[str, Ends]]
 ) -> Iterable[str]:
     kept = {name: moment.dtypes for name, moment in moments.items()}
-    for dtype in RANGES:
-        if any(dtype in dtypes for dtypes in kept.values()) and (problem := outside_range(dtype, largest)):
+    for dtype, counts in outside.items():
+        if problem := gradients_outside(dtype, counts):
             yield problem[0].upper() + problem[1:]
     for second in terms.pairs:
         if any(dtype.startswith("float8_e4m3fn") for dtype in kept.get(second, ())):

@@ -240,7 +240,7 @@ def test_a_spike_that_the_second_moment_does_not_hold_leaves_everything_finite()
     found = hs.diagnose(*_stepped(scale=1e6, **hs.recipes.one_pass))
     assert not any(found.nonfinite.values())
     assert found.advice[0].startswith(
-        "Gradients are so large that squares of them are above what uroot4_e4m4"
+        "Gradients of 'bias' are so large that squares of 98% of them are above what uroot4_e4m4"
     )
 
 
@@ -248,7 +248,7 @@ def test_a_spike_that_the_second_moment_does_not_hold_leaves_everything_finite()
 @pytest.mark.parametrize(("scale", "what"), [(1e-9, "small"), (1e4, "large")])
 def test_gradients_outside_the_range_of_a_format_are_told(scale, what):
     found = hs.diagnose(*_stepped(scale, **hs.recipes.one_pass))
-    assert any(line.startswith(f"Gradients are so {what} that squares") for line in found.advice)
+    assert any(f"are so {what} that squares of" in line for line in found.advice)
     assert hs.diagnose(*_stepped(scale, **hs.recipes.eight_bit)).advice == ()
 
 

@@ -61,7 +61,22 @@ def test_what_is_not_finite_comes_first(framework):
     assert found.advice[0].endswith(
         "are infinite or NaN, and stay so. Go back to a checkpoint, and clip gradients."
     )
-    assert found.advice[1].startswith("Gradients are so large that squares of them are above")
+    assert found.advice[1].startswith("Gradients of 'w' are so large that squares of 100% of them are above")
+
+
+@BOTH
+@pytest.mark.parametrize(("rows", "advised"), [(12, False), (40, True)])
+def test_the_share_of_gradients_below_the_range_of_a_format_is_reported_by_weight(framework, rows, advised):
+    """Zeros are no gradients; a quarter of small ones may be."""
+    g = np.clip(np.abs(GRADIENTS[0]), 0.01, None)
+    g[:rows] *= 1e-9
+    g[rows : rows + 4] = 0
+    found = diagnosed(framework, [g], recipe="one_pass")
+    assert found.out_of_range == {"w": rows / 60}
+    assert f"gradients out of range: w  {rows / 60:.1%}" in str(found)
+    told = [line for line in found.advice if "squares of 67% of them are below what uroot4_e4m4" in line]
+    assert [line.startswith("Gradients of 'w' are so small") for line in told] == [True] * advised
+    assert diagnosed(framework, [g], recipe="eight_bit").out_of_range == {}
 
 
 # Without scales a NaN is one element's; with them it marks a block of 128.

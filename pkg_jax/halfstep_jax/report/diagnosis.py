@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from halfstep.diagnosis import Count, Diagnosis, Wording, diagnosis_of
+from halfstep.diagnosis import RANGES, Count, Diagnosis, Ends, Wording, diagnosis_of
 from halfstep.hyperparameters import Arguments
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState
 from halfstep_jax.leaf_calls import Tree
 from halfstep_jax.leaves import check_params, named_leaves
 from halfstep_jax.numbers.global_norm import global_norm
-from halfstep_jax.report.description import weights_that_links_store
+from halfstep_jax.report.description import describe, weights_that_links_store
 from halfstep_jax.report.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments, nonfinite_moments
+from halfstep_jax.storage.ends import count_outside
 from halfstep_jax.storage.format_tag import check_tags
 from halfstep_jax.watched_updates import WatchedUpdates, watching
 from halfstep_jax.weights.chain_check import as_stepped, chain_fault
@@ -103,6 +104,7 @@ def diagnose(
         nonfinite={"weights": _nonfinite(params), "gradients": _nonfinite(grads)}
         | nonfinite_moments(tx, params, state),
         largest=max((float(jnp.abs(g).max()) for g in jax.tree.leaves(grads) if g.size), default=0.0),
+        outside=_outside(tx, params, grads),
     )
 
 
@@ -112,6 +114,15 @@ def _with_extra_args(tx: optax.GradientTransformation, extra_args: Arguments) ->
         return tx
     update = optax.with_extra_args_support(tx).update
     return tx._replace(update=functools.partial(update, **extra_args))
+
+
+def _outside(tx: optax.GradientTransformation, params, grads) -> dict[str, dict[str, Ends]]:
+    """Return by format and name how many gradients are outside of the range of their second moment."""
+    named, outside = dict(named_leaves(grads)), {}
+    for row in describe(tx, params).arrays:
+        if row.format in RANGES and row.leaf in named:
+            outside.setdefault(row.format, {})[row.leaf] = count_outside(named[row.leaf], row.format)
+    return outside
 
 
 def _nonfinite(tree) -> Count:

@@ -1,11 +1,11 @@
-"""The number of elements of second moments at the ends of their codes. Contract: F16, F17."""
+"""The number of second moments at the ends of their codes, and of gradients outside. Contract: F16, F17."""
 
 from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 
-from halfstep.diagnosis import end_codes
+from halfstep.diagnosis import Ends, end_codes, limits
 from halfstep_jax.leaf_calls import Tree
 
 
@@ -26,6 +26,19 @@ def count_at_ends(second: str, codes: jax.Array, first: jax.Array) -> tuple[Tree
     moves = _nonzero(first, codes.size)
     low = 0 if moves.size != codes.size else ((codes.reshape(-1) == lowest) & moves.reshape(-1)).sum()
     return low, 0 if highest is None else (codes == highest).sum()
+
+
+def count_outside(grad: jax.Array, dtype: str) -> Ends:
+    """Return the numbers of gradients whose squares are below and above a format, and of those not zero.
+
+    Args:
+        grad: the gradients of a weight.
+        dtype: of a second moment without scales.
+    """
+    lowest, most = limits(dtype)
+    size = jnp.abs(grad)
+    low, high = ((size > 0) & (size < lowest)).sum(), (size > most).sum()
+    return int(low), int(high), int((size > 0).sum())
 
 
 def moment_pairs(

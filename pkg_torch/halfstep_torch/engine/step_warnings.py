@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from halfstep.diagnosis import RANGES, Ends, at_ends, gradients_outside, limits, worst_of
+from halfstep.diagnosis import RANGES, Ends, at_ends, gradients_outside, worst_of
 from halfstep.rule import Moment, declared
 from halfstep.rules.fed_back import rate_that_rose
 from halfstep.storage.formats import Format
@@ -21,7 +21,7 @@ from halfstep_torch.leaves.names import parameters_by_leaf
 from halfstep_torch.links.link import is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.say_once import Advice, say_once
-from halfstep_torch.storage.ends import count_at_ends
+from halfstep_torch.storage.ends import count_at_ends, count_outside
 from halfstep_torch.weights.weight_rule import NearestWeights
 
 # At which counts, and multiples of a count, gradients are looked at.
@@ -177,7 +177,7 @@ def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
         if not slots:
             continue
         scale = batch.group.scale or 1.0
-        counts = torch.stack([_outside(slot.grad, *(scale * x for x in limits(dtype))) for slot in slots])
+        counts = torch.stack([count_outside(slot.grad, dtype, scale) for slot in slots])
         rows = zip(slots, counts.tolist(), strict=True)
         if problem := gradients_outside(dtype, {slot.name: tuple(row) for slot, row in rows}):
             say_once(Advice(f"{caller}: gradients outside of {dtype}", f"{caller}: {problem}"))
@@ -200,12 +200,6 @@ def warn_of_rates(caller: str, batches: Iterable[Batch]) -> None:
             if problem := rate_that_rose(rate, before, _KNOW_THE_RATE):
                 say_once(Advice(f"{caller}: a rate that rose", f"{caller}: {problem}"))
         choices.stepped_lr = max(choices.stepped_lr, rate)
-
-
-def _outside(grad: Tensor, lowest: float, most: float) -> Tensor:
-    """Return how many gradients are too small, too large, and not zero."""
-    size = grad.abs()
-    return torch.stack([((size > 0) & (size < lowest)).sum(), (size > most).sum(), (size > 0).sum()])
 
 
 def _is_looked_at(step: int) -> bool:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from halfstep.diagnosis import Count, Diagnosis, Wording, diagnosis_of
+from halfstep.diagnosis import RANGES, Count, Diagnosis, Ends, Wording, diagnosis_of
 from halfstep_torch.distributed.collectives import total_counts
 from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.gradients.hooks import named_leaves, owner_of
+from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.report.moment_probe import PAIRS, diagnose_moments, float32_moments
 from halfstep_torch.report.probe_steps import (
     NARROW,
@@ -25,6 +26,7 @@ from halfstep_torch.report.probe_steps import (
     weights_after,
 )
 from halfstep_torch.say_once import say_once
+from halfstep_torch.storage.ends import count_outside
 
 _FUNCTION = "diagnose"
 # Writes to a gradient from which it is a sum: unscaling and clipping are two.
@@ -106,6 +108,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         nonfinite={"weights": _nonfinite(listed), "gradients": _nonfinite(grads)}
         | {key: _nonfinite(arrays) for key, arrays in float32_moments(optimizer, listed).items()},
         largest=max((_largest(g) for g in grads if g.numel()), default=0.0),
+        outside=_outside(optimizer, dict(zip(listed, grads, strict=True)), leaf_names),
     )
 
 
@@ -126,6 +129,24 @@ def _plain_norm(grads: list[Tensor]) -> float:
 def _largest(grad: Tensor) -> float:
     largest = grad.abs().max()
     return float(largest.full_tensor() if is_sharded(largest) else largest)
+
+
+def _outside(
+    optimizer: torch.optim.Optimizer, grads: Mapping[Tensor, Tensor], names: Mapping[Tensor, str]
+) -> dict[str, dict[str, Ends]]:
+    """Return by format and name how many gradients are outside of the range of their second moment."""
+    dtypes = {
+        param: moment.format.dtype
+        for _, param, plan in (optimizer.plans() if isinstance(optimizer, Optimizer) else ())
+        for moment in plan.moments
+        if param in grads and moment.format.dtype in RANGES
+    }
+    here = [count_outside(local_part(grads[p]), dtype).tolist() for p, dtype in dtypes.items()]
+    counts = total_counts([grads[p] for p in dtypes], [tuple(row) for row in here])
+    outside: dict[str, dict[str, Ends]] = {}
+    for (p, dtype), (low, high, size) in zip(dtypes.items(), counts, strict=True):
+        outside.setdefault(dtype, {})[names[p]] = (low, high, size)
+    return outside
 
 
 def _nonfinite(arrays: Iterable[Tensor]) -> Count:

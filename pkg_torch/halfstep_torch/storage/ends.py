@@ -1,11 +1,11 @@
-"""The number of elements of second moments at the ends of their codes. Contract: F16, F17."""
+"""The number of second moments at the ends of their codes, and of gradients outside. Contract: F16, F17."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from halfstep.diagnosis import end_codes
+from halfstep.diagnosis import end_codes, limits
 from halfstep_torch.storage.stored_moment import StoredMoment
 
 
@@ -24,6 +24,19 @@ def count_at_ends(
     codes, moves = state[second.key], _nonzero(first, state[first.key])
     high = codes.new_zeros((), dtype=torch.int64) if highest is None else (codes == highest).sum()
     return ((codes == lowest) & moves).sum() if moves.shape == codes.shape else torch.zeros_like(high), high
+
+
+def count_outside(grad: Tensor, dtype: str, scale: float = 1.0) -> Tensor:
+    """Return the numbers of gradients whose squares are below and above a format, and of those not zero.
+
+    Args:
+        grad: times `scale`.
+        dtype: of a second moment without scales.
+        scale: of the loss.
+    """
+    lowest, most = (scale * x for x in limits(dtype))
+    size = grad.abs()
+    return torch.stack([((size > 0) & (size < lowest)).sum(), (size > most).sum(), (size > 0).sum()])
 
 
 def _nonzero(moment: StoredMoment, codes: Tensor) -> Tensor:
