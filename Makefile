@@ -14,7 +14,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients clients-jax release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning language-model tables gpu mutants lock check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients clients-jax release-check release-packages versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning language-model tables gpu mutants lock check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,7 +28,8 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python .ci/lock.py --install dev
 	@$(BIN)/python $(PIP) -c constraints.txt torch
-	@$(BIN)/python $(PIP) -c constraints.txt -e ".[dev]"
+	@$(BIN)/python $(PIP) -c constraints.txt hatchling editables
+	@$(BIN)/python $(PIP) -c constraints.txt --no-build-isolation -e ".[dev]"
 	@touch $(READY)
 
 demo: setup  ## train a small transformer in Flax and PyTorch; print the table, write out/demo.png
@@ -116,7 +117,7 @@ clients-jax: $(JAX_CLIENTS)/.ready  ## run and resume numpyro, optimistix, diffr
 	PYTHONPATH=$(CURDIR)/pkg_jax:$(CURDIR)/shared_spec JAX_PLATFORMS=cpu $(JAX_CLIENTS)/bin/python -m pytest -q \
 		-m clients tests/on_jax/test_clients.py
 
-RELEASE_PACKAGES := build twine
+RELEASE_PACKAGES := build twine hatchling
 $(RELEASE)/.ready: constraints.txt
 	@echo "Setting up $(RELEASE)."
 	@test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
@@ -127,6 +128,9 @@ $(RELEASE)/.ready: constraints.txt
 release-check: $(RELEASE)/.ready  ## build the release in dist/; install it into bare environments and try it, under each Python here
 	$(RELEASE)/bin/python .ci/release.py
 	$(RELEASE)/bin/python .ci/release.py --pythons 3.10 3.12 3.13
+
+release-packages:  ## copy the wheel and the sdist of dist/ to out/packages, for a package index
+	mkdir -p out/packages && cp dist/*.whl dist/*.tar.gz out/packages
 
 versions:  ## hold the oldest and the newest JAX and torch against the golden vectors
 	$(PYTHON) .ci/versions.py

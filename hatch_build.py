@@ -1,4 +1,4 @@
-"""README.md as a package index shows it: what it links to in the repository has the repository's address."""
+"""Addresses of the project, and README.md as a package index shows it, with whole links."""
 
 import pathlib
 import re
@@ -7,11 +7,19 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
-class ReadmeHook(MetadataHookInterface):
-    """Gives a release the README with whole addresses; an index knows no files beside it."""
+class AddressHook(MetadataHookInterface):
+    """Adds to a release the project's addresses, and the README whose links begin with them."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Put the README into a release's metadata."""
+        """Write `urls` and `readme`, from `address` in pyproject.toml."""
+        address = self.config["address"]
+        metadata["urls"] = {
+            "Homepage": address,
+            "Documentation": f"{address}/docs",
+            "Source": f"{address}/source",
+            "Issues": f"{address}/issues",
+            "Changelog": f"{address}/changelog",
+        }
         text = (pathlib.Path(self.root) / "README.md").read_text(encoding="utf-8")
         source = metadata["urls"]["Source"]
 

@@ -101,7 +101,7 @@ def try_python(python: str, sets: dict[str, tuple[str, ...]]) -> None:
 def build() -> None:
     """Build dist/ anew, and print the sums of its files."""
     shutil.rmtree(DIST, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--outdir", DIST, ROOT)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT)
     write_vectors(DIST / "vectors.zip")
     packages = [*DIST.glob("*.whl"), *DIST.glob("*.tar.gz")]
     print(run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *packages), end="")

@@ -18,8 +18,6 @@ else:
 
 ROOT = pathlib.Path(__file__).parents[1]
 PLACEHOLDER = "halfstep.invalid"
-WITH_PLACEHOLDERS = {".github/ISSUE_TEMPLATE/config.yml", "CITATION.cff", "SECURITY.md", "pyproject.toml"}
-"""Every file with an address of the public repository, which does not exist yet: replace them all at once."""
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
@@ -30,18 +28,12 @@ def text(name: str) -> str:
 PROJECT = tomllib.loads(text("pyproject.toml"))["project"]
 
 
-def test_every_placeholder_address_is_listed():
+def test_one_line_has_the_address_of_the_project():
     suffixes = {".md", ".toml", ".cff", ".yml", ".yaml", ".py", ".ipynb"}
     folders = ("", ".github/**/", "docs/**/", "shared_spec/*", "notebooks/", "examples/**/", "benchmarks/")
     files = {path for folder in folders for path in ROOT.glob(f"{folder}*") if path.suffix in suffixes}
-    assert {
-        str(path.relative_to(ROOT)) for path in files if PLACEHOLDER in path.read_text()
-    } == WITH_PLACEHOLDERS
-
-
-def test_addresses_of_the_project_are_placeholders_of_one_host():
-    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} == set(PROJECT["urls"])
-    assert all(url.startswith(f"https://{PLACEHOLDER}") for url in PROJECT["urls"].values())
+    lines = [line for path in files for line in path.read_text().splitlines() if PLACEHOLDER in line]
+    assert lines == [f'address = "https://{PLACEHOLDER}"']
 
 
 def test_one_version_is_named_everywhere():
@@ -85,18 +77,16 @@ def test_hooks_run_what_the_makefile_runs():
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
 def test_templates_are_forms(template):
     form = yaml.safe_load(template.read_text())
-    if template.stem == "config":
-        assert form["contact_links"][0]["url"].startswith(f"https://{PLACEHOLDER}")
-        return
     assert {"name", "description", "body"} <= set(form)
     for field in form["body"]:
         assert field["type"] in {"textarea", "input", "dropdown"}
         assert field["attributes"]["label"]
 
 
-def test_every_command_of_the_workflow_exists():
-    """The host that would run it is not there yet; this much can be held."""
-    jobs = yaml.safe_load(text(".github/workflows/ci.yml"))["jobs"]
+@pytest.mark.parametrize("name", ["ci", "release"])
+def test_every_command_of_a_workflow_exists(name):
+    """No host has run the workflows, so a test reads them."""
+    jobs = yaml.safe_load(text(f".github/workflows/{name}.yml"))["jobs"]
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     targets = re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE)
     for command in commands:

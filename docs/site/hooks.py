@@ -42,10 +42,16 @@ PACKAGES = {"JAX": "halfstep_jax", "PyTorch": "halfstep_torch"}
 BRIDGE = "halfstep_torch.bridge"
 
 
+def _address() -> str:
+    """Return the address of the project, in pyproject.toml."""
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    return hatch["metadata"]["hooks"]["custom"]["address"]
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Take the addresses from pyproject.toml, and add the pages of the reference to the navigation."""
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
-    config.site_url, config.repo_url = f"{urls['Documentation']}/", urls["Source"]
+    address = _address()
+    config.site_url, config.repo_url = f"{address}/docs/", f"{address}/source"
     assert config.nav is not None
     (section,) = (entry for entry in config.nav if "Reference" in entry)
     section["Reference"] = list(reference_pages())
@@ -340,8 +346,7 @@ def documented(package: str, name: str) -> str:
 @functools.cache
 def _source() -> str:
     """Return the address of the repository's files."""
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
-    return f"{urls['Source']}/blob/main"
+    return f"{_address()}/source/blob/main"
 
 
 @functools.cache
