@@ -109,6 +109,7 @@ def compile_graph(graph: Graph, target: str) -> Program:
     module, sizes = triton_kernel.module_of(triton_source(graph)), triton_kernel.sizes_of(graph)
     tables = [node.name for node in graph.nodes if node.op == "table"]
     pointers = {"chunks": "*i32", "rows": "*i64", "words": "*i32", **dict.fromkeys(tables, "*fp32")}
+    pointers |= {"late": "*fp32"} if graph.late else {}
     signature = {**pointers, "CHUNK": "i32", **dict.fromkeys(sizes, "constexpr")}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers) + 1)}
     source = ASTSource(module.step, signature, sizes, aligned)

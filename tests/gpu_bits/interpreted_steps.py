@@ -9,6 +9,7 @@ a GPU, so they are not in this comparison:
 - infinities and NaN to float8 become numbers. Steps with float8 have neither.
 """
 
+import contextlib
 import functools
 import json
 import re
@@ -73,6 +74,19 @@ def _generated(stage, places, incoming, device, sums=""):
     return Interpreted(simplified(measured(graph, sums) if sums else graph), stage, device)
 
 
+@contextlib.contextmanager
+def as_on_gpu():
+    """Let steps of tensors on the CPU take kernels of a GPU, which are interpreted."""
+    # The trial of a kernel is another comparison with plain steps.
+    patch = unittest.mock.patch.object
+    of_norms, of_steps = (
+        patch(kind, "_has_same_bits", return_value=True) for kind in (norm_kernel.NormKernel, kernel.Kernel)
+    )
+    source = patch(triton_kernel, "triton_source", _source)
+    with of_norms, of_steps, source, patch(kernel, "generated", _generated):
+        yield
+
+
 def compared(name: str) -> dict:
     """Return the launches of a case, and the first difference or ""."""
     options, before = (
@@ -81,13 +95,7 @@ def compared(name: str) -> dict:
     )
     name, _, dtype = name.partition(" of ")
     case, options["dtype"] = CASES[name], getattr(torch, dtype or "bfloat16")
-    # The trial of a kernel is another comparison with plain steps.
-    patch = unittest.mock.patch.object
-    of_norms, of_steps = (
-        patch(kind, "_has_same_bits", return_value=True) for kind in (norm_kernel.NormKernel, kernel.Kernel)
-    )
-    source = patch(triton_kernel, "triton_source", _source)
-    with of_norms, of_steps, source, patch(kernel, "generated", _generated):
+    with as_on_gpu():
         ours = after_steps(case, True, **options)
     try:
         assert_same_but_for_nan(ours, after_steps(case, False, **options))

@@ -25,16 +25,26 @@ NAMES = [
 ]
 
 
-def test_the_text_has_the_bits_of_plain_steps():
+def interpreted(module: str, *names: str) -> dict[str, dict]:
     path = os.pathsep.join(x for x in sys.path if x)
     # Triton reads the variable when it is imported.
     done = subprocess.run(
-        [sys.executable, "-m", "gpu_bits.interpreted_steps", *NAMES],
+        [sys.executable, "-m", f"gpu_bits.{module}", *names],
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
     assert not done.returncode, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_text_has_the_bits_of_plain_steps():
+    found = interpreted("interpreted_steps", *NAMES)
     assert {name: of["difference"] for name, of in found.items()} == dict.fromkeys(NAMES, "")
     assert all(of["launches"] >= 2 for of in found.values())
+
+
+def test_a_step_with_norms_launches_three_kernels_and_nothing_else():
+    expected = {"default": ["step"], "Lamb16": ["step", "scale", "step"]}
+    found = interpreted("counted_launches", *expected)
+    assert found == {name: {"launches": of, "operations": []} for name, of in expected.items()}

@@ -8,6 +8,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.links.link import as_link
+from halfstep_torch.numbers import exact
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.op import STEP_OPS
 from on_torch.steps import UNIT, norm_bound, reals
@@ -89,3 +90,18 @@ def test_tiny_and_huge_weights_have_the_ratio_of_others():
         assert scaled_by_ratio([1.0] * 4, [size] * 4) == [1.0] * 4
     # Elements are float32 numbers, and their norm of 2^128 is above the largest.
     assert scaled_by_ratio([1.0] * 4, [2.0**127] * 4) == [1.0] * 4
+
+
+@pytest.mark.parametrize("y", [0.382, 0.5, -0.7, 3.0, 1.0, 0.0])
+def test_a_power_is_the_nearest_number_alone_and_among_others(y):
+    drawn = torch.exp(20 * torch.randn(2000, generator=torch.Generator().manual_seed(0)))
+    x = torch.cat([drawn, torch.tensor([0.0, torch.inf, torch.nan, -2.0, 1e-45, 1.0, 3e38])])
+    with np.errstate(all="ignore"):
+        nearest = torch.from_numpy(np.power(x.numpy().astype(np.float64), y).astype(np.float32))
+    together, number = exact.power(x, y), torch.tensor(y)
+    assert torch.equal(together.nan_to_num(), nearest.nan_to_num())
+    assert torch.equal(together.isnan(), nearest.isnan())
+    alone = torch.stack([exact.power(one, y) for one in x])
+    assert torch.equal(alone.nan_to_num(), together.nan_to_num())
+    if float(number) == y:
+        assert torch.equal(exact.power(x, number).nan_to_num(), together.nan_to_num())

@@ -122,7 +122,7 @@ def run_kernel(
         [row_of(stage, window, pair) for window, pair in zip(windows, pairs, strict=True)], np.int64
     )
     if isinstance(numbers, Tensor):
-        late = 0, numbers[:, None].expand(-1, len(pairs))
+        late = 0, numbers.expand(len(pairs), -1)
         kernel(table, keys, np.zeros((1, len(numbers)), np.float32), None, late=late)
     else:
         kernel(table, np.ascontiguousarray(keys), np.array([flat(numbers)], np.float32), None)

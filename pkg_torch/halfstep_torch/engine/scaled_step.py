@@ -5,6 +5,7 @@ or largest, integers   of exact norms: first the largest magnitude, and then the
 apply                  changes weights and state
 """
 
+import functools
 from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from halfstep.hyperparameters import Values
 from halfstep.kernels.c_driver import FIELDS
+from halfstep.kernels.graph import NoGeneratedForm
 from halfstep_torch.distributed.norms import Share
 from halfstep_torch.distributed.shards import counts_here, is_sharded
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.kernels.kernel import Kernel, kernel_of
 from halfstep_torch.engine.kernels.norm_kernel import NormKernel, norm_kernel_of
+from halfstep_torch.engine.kernels.scale_kernel import ScaleKernel, scale_kernel_of
 from halfstep_torch.engine.kernels.tables import row_of
 from halfstep_torch.engine.number_places import flat, number_places
 from halfstep_torch.engine.scaling import Asked, NotScaling, Scale, asked_norms, scale_of
@@ -31,9 +34,12 @@ _GRADIENT = len(FIELDS) + 1
 
 
 def numbers_of_two(rules: Sequence[Values], place: int) -> tuple[tuple, tuple]:
-    """Return the numbers of both stages, given those of the plan's rules; `SCALED` has none yet."""
+    """Return the numbers of both stages, given those of the plan's rules; `SCALED` has none yet.
+
+    Those of the rule that scales go with the first stage, for the kernel that follows it on a device.
+    """
     before, after = rules[:place], rules[place + 1 :]
-    return (*before, ()), (*before, Scale(1.0, 1.0), *after)
+    return (*before, rules[place]), (*before, Scale(1.0, 1.0), *after)
 
 
 class ScaledStep:
@@ -52,6 +58,7 @@ class ScaledStep:
         if batch.plan.scaling is None:
             raise NotScaling
         (self._place, measure, apply), rules = batch.plan.scaling, next(iter(batch.numbers.values()))
+        self._first = len(flat(rules[: self._place]))
         self._asked = asked_norms(batch.plan.rules[self._place], rules[self._place])
         of_measure, of_apply = numbers_of_two(rules, self._place)
         exact = {asked.exact for asked in self._asked}
@@ -65,6 +72,18 @@ class ScaledStep:
         self.kernels: Sequence[Kernel] = [*self._measures.values(), self._apply]
         if any(kernel.missing for kernel in self.kernels):
             raise NotScaling
+        self._scale_kernel = self._on_device(batch, rules)
+
+    def _on_device(self, batch: Batch, rules: Sequence[Values]) -> ScaleKernel | None:
+        """Return the kernel of the numbers of `SCALED`, if they can stay on a device."""
+        squares = self._measures.get("squares")
+        if squares is None or squares.on_device is None or len(self._measures) > 1:
+            return None
+        rule, numbers = batch.plan.rules[self._place], rules[self._place]
+        try:
+            return scale_kernel_of(rule, number_places(numbers), squares.count, batch.device)
+        except NoGeneratedForm:
+            return None
 
     def walk(self, batch: Batch, tables: "Tables", arriving: Mapping[int, Tensor]) -> Walk:
         """Step the slots of tables; yield requests to other processes, if slots wait for them."""
@@ -80,10 +99,31 @@ class ScaledStep:
             np.array([[*map(float, flat(x))] for x in of_stage], np.float32)
             for of_stage in zip(*of_counts, strict=True)
         )
-        norms: dict[Asked, Tensor] = {}
-        yield from self._measure(batch, tables, (keys, of_measure, which), norms)
-        late = of_measure.shape[1], self._scale(batch, steps, norms)
-        self._apply(tables.apply, keys, of_apply, which, late=late)
+        inputs = keys, of_measure, which
+        scale = self._scale_on_device(batch, tables, inputs)
+        kernel = self._scale_kernel
+        if scale is None or kernel is None or not kernel.is_checked:
+            norms: dict[Asked, Tensor] = {}
+            yield from self._measure(batch, tables, inputs, norms)
+            expected = self._scale(batch, steps, norms)
+            if scale is not None and kernel is not None:
+                kernel.check(scale, expected)
+            scale = expected
+        self._apply(tables.apply, keys, of_apply, which, late=(self._first, scale))
+
+    def _scale_on_device(self, batch: Batch, tables: "Tables", inputs: tuple) -> Tensor | None:
+        """Return the numbers of `SCALED`, a row for each parameter, by two launches."""
+        if self._scale_kernel is None or self._scale_kernel.problem:
+            return None
+        if any(batch.slots[place].waits for place in tables.places):
+            return None
+        made = torch.empty(len(tables.places), 2, dtype=torch.float32, device=batch.device)
+        first = len(inputs[0]) + self._first
+        then = functools.partial(self._scale_kernel, first=first, made=made)
+        squares = self._measures["squares"].on_device
+        assert squares is not None
+        squares(tables.measure, *inputs, then=then)
+        return made
 
     def _measure(self, batch: Batch, tables: "Tables", inputs: tuple, norms: dict[Asked, Tensor]) -> Walk:
         """Put the norms of each parameter into `norms`, in columns."""
@@ -111,16 +151,16 @@ class ScaledStep:
             norms |= {asked: roots_of(sums[asked], largest[asked]) for asked in exact}
 
     def _scale(self, batch: Batch, steps: Sequence[int], norms: Mapping[Asked, Tensor]) -> Tensor:
-        """Return the numbers of `SCALED` in two rows, a column for each parameter."""
+        """Return the numbers of `SCALED`, a row for each parameter."""
         rule = batch.plan.rules[self._place]
-        scale = torch.empty(2, len(steps), dtype=torch.float32, device=batch.device)
+        scale = torch.empty(len(steps), 2, dtype=torch.float32, device=batch.device)
         for step, rules in batch.numbers.items():
             of_step = [i for i, other in enumerate(steps) if other == step]
             if of_step:
                 made = scale_of(
                     rule, rules[self._place], lambda of, at=of_step: norms[of][:, at], batch.device
                 )
-                scale[:, of_step] = torch.stack(made)
+                scale[of_step] = torch.stack(made, 1)
         return scale
 
     def tables(self, batch: Batch, arriving: Mapping[int, Tensor]) -> "Tables":

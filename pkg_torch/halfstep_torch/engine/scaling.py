@@ -17,11 +17,16 @@ from torch import Tensor
 from halfstep.hyperparameters import Values
 from halfstep.moments import Moments
 from halfstep_torch.links.bound_rule import BoundRule
+from halfstep_torch.numbers import exact
 from halfstep_torch.numbers.op import BareOperand, TorchOp, tensor_numbers
 from halfstep_torch.storage.stored_moment import Arrays, Words
 
 WEIGHTS = "weights"
 """What `NORMS` adds to the arrays of a stage: the float32 weights that the rule in its place sees."""
+
+
+Norms = Tensor | tuple[Tensor, Tensor]
+"""Of parameters the norms, and those of 2^-64 times them."""
 
 
 class Asked(NamedTuple):
@@ -82,7 +87,7 @@ class NotScaling(Exception):
 
 
 def scale_of(
-    rule: BoundRule, numbers: Values, norms: Callable[[Asked], Tensor], device: torch.device
+    rule: BoundRule, numbers: Values, norms: Callable[[Asked], Norms], device: torch.device
 ) -> Scale:
     """Return the numbers of `SCALED` for parameters on a device, given the `norms` of each, in columns.
 
@@ -96,10 +101,10 @@ def scale_of(
         left = rule.rule.update(op.update, op.weights, numbers, Moments(rule.rule.name, {}), op)
     except Exception as error:  # of a rule that does more with arrays than these can
         raise NotScaling(str(error)) from error
-    if op.left is None or left is not op.left or not op.shape:
+    if op.left is None or left is not op.left or op.shape is None:
         raise NotScaling("an update that is not op.scaled(g, ...)")
-    numbers = (torch.as_tensor(x, dtype=torch.float32, device=device) for x in op.left)
-    return Scale(*(x.expand(op.shape) for x in numbers))
+    numbers = (x if isinstance(x, Tensor) else torch.full((), x, device=device) for x in op.left)
+    return Scale(*(x.to(torch.float32).expand(op.shape) for x in numbers))
 
 
 def asked_norms(rule: BoundRule, numbers: Values) -> list[Asked]:
@@ -121,42 +126,36 @@ def asked_norms(rule: BoundRule, numbers: Values) -> list[Asked]:
 class _ScaleOp(TorchOp):
     """The operations of a rule on numbers of many parameters; the arrays are names without elements."""
 
-    def __init__(self, norms: Callable[[Asked], Tensor]) -> None:
+    def __init__(self, norms: Callable[[Asked], Norms]) -> None:
         self.update, self.weights = object(), object()
-        self.left: tuple[BareOperand, BareOperand] | None = None
-        self._norms, self.shape = norms, torch.Size()
+        self.left: Scale | None = None
+        self._norms, self.shape = norms, None
 
-    def norms_of(self, x: object, exact: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def norms_of(self, x: object, exact: bool) -> Norms:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the known norms."""
         if x is not self.update and x is not self.weights:
             raise NotScaling("the norm of another array")
         found = self._norms(Asked(x is self.update, exact))
-        self.shape = found.shape[1:]
+        self.shape = found[0].shape
         return found
 
     def scaled(self, x: object, ratio: BareOperand, scale: BareOperand = 1.0) -> object:  # pyright: ignore
         """Note what the update is multiplied by."""
         if x is not self.update:
             raise NotScaling("another array than the update")
-        self.left = ratio, scale
+        self.left = Scale(ratio, scale)
         return self.left
 
     @staticmethod
     def power(x: Tensor, y: BareOperand) -> Tensor:
-        """Return x^y: of each number alone, since torch's vectors have powers with other last bits."""
-        return _one_by_one(TorchOp.power, x, y)
+        """Return x^y, with the bits of single numbers."""
+        return x if isinstance(y, float) and y == 1 else exact.power(x, y)
 
     @staticmethod
     def apply(function: Callable, *xs: BareOperand) -> Tensor:
-        """Return function(*xs), of the numbers of each parameter alone."""
-        return _one_by_one(function, *xs)
-
-
-def _one_by_one(function: Callable, *xs: BareOperand) -> Tensor:
-    """Return a function of the numbers of each parameter: as 0-d tensors, which plain steps have."""
-    shape = torch.broadcast_shapes(*(x.shape for x in xs if isinstance(x, Tensor)))
-    listed = [x.expand(shape).unbind() if isinstance(x, Tensor) and shape else [x] for x in xs]
-    count = max(map(len, listed))
-    columns = (x * count if len(x) < count else x for x in listed)
-    made = [function(*of_one) for of_one in zip(*columns, strict=True)]
-    return torch.stack(made) if shape else made[0]
+        """Return function(*xs), of the numbers of each parameter alone, as 0-d tensors."""
+        shape = torch.broadcast_shapes(*(x.shape for x in xs if isinstance(x, Tensor)))
+        if not shape:
+            return function(*xs)
+        columns = [x.expand(shape).unbind() if isinstance(x, Tensor) else [x] * shape[0] for x in xs]
+        return torch.stack([function(*of_one) for of_one in zip(*columns, strict=True)])

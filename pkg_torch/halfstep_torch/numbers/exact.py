@@ -1,8 +1,10 @@
-"""Operations that torch does not round correctly by itself. Contract: A3."""
+"""Operations that torch does not round correctly by itself, or not alike everywhere. Contract: A3."""
 
 import contextlib
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,10 @@ from torch import Tensor
 
 # Half of the largest power of two: sums and differences of two smaller numbers are finite.
 _TAME = 2.0**126
+_ROOT_OF_HALF = 0x3FE6A09E667F3BCD
+# The series of log2(m) in s = (m - 1) / (m + 1), |s| < .18, and of 2^f in |f| <= 1/2, to float64's last bits.
+_LOG2 = [2 / math.log(2) / (2 * k + 1) for k in range(12)]
+_EXP2 = [math.log(2) ** k / math.factorial(k) for k in range(15)]
 
 
 class _Eager(threading.local):
@@ -60,3 +66,43 @@ def sign(x: Tensor) -> Tensor:
     u = (x > 0).to(torch.float32) - (x < 0).to(torch.float32)
     # Triton's isnan flushes subnormal numbers before it looks.
     return torch.where(x == x, u, x)
+
+
+def power(x: Tensor, y: Tensor | float) -> Tensor:
+    """Return x^y of float32 x, rounded once from float64, all but never another than the nearest number.
+
+    It is made of operations that every device rounds alike, so that the bits are the same everywhere.
+    """
+    size, y = x.to(torch.float64).abs(), y.to(torch.float64) if isinstance(y, Tensor) else float(y)
+    exponent = (size.view(torch.int64) - _ROOT_OF_HALF) >> 52
+    mantissa = (size.view(torch.int64) - (exponent << 52)).view(torch.float64)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    # Past these bounds float32 has 0 and infinity.
+    z = torch.clamp((exponent.to(torch.float64) + s * _series(_LOG2, s * s)) * y, -300.0, 300.0)
+    whole = torch.floor(z + 0.5)
+    unit = ((whole.to(torch.int64) + 1023) << 52).view(torch.float64)
+    made = (_series(_EXP2, z - whole) * unit).to(torch.float32)
+    none, all_of_it = (_if(y > 0, a, _if(y < 0, b, 1.0)) for a, b in ((0.0, math.inf), (math.inf, 0.0)))
+    made = torch.where(size == 0, none, torch.where(size == math.inf, all_of_it, made))
+    made = torch.where(x < 0, made * _sign_of_power(y), made)
+    return torch.where(size >= 0, made, _if(y == 0, 1.0, math.nan))
+
+
+def _series(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    """Return the sum of coefficients times powers of float64 x."""
+    *others, last = coefficients
+    made = x * last
+    for c in others[:0:-1]:
+        made = (made + c) * x
+    return made + others[0]
+
+
+def _sign_of_power(y: Tensor | float) -> Tensor | float:
+    """Return the sign of y-th powers of negative numbers; NaN where they are none."""
+    floor: Any = math.floor if isinstance(y, float) else torch.floor
+    is_odd = floor(y * 0.5) * 2.0 != y
+    return _if(floor(y) == y, _if(is_odd, -1.0, 1.0), math.nan)
+
+
+def _if(holds: Tensor | bool, x: Tensor | float, y: Tensor | float) -> Tensor | float:
+    return torch.where(holds, x, y) if isinstance(holds, Tensor) else (x if holds else y)

@@ -8,6 +8,7 @@ The order of every sum is fixed, so plain steps and kernels, with any number of 
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -77,9 +78,9 @@ def norms_of_parts(parts: Tensor) -> Tensor:
     return torch.stack([norm(column) for column in parts.unbind(-1)])
 
 
-def in_range(norms: Tensor) -> tuple[Tensor, Tensor]:
+def in_range(norms: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the norm in its range and s, which made it so: 2^-64 for finite x of a norm above 2^100."""
-    whole, moved = norms.unbind()
+    whole, moved = norms
     is_large = (whole > LARGE_NORM) & (moved < math.inf)
     return torch.where(is_large, moved, whole), torch.where(is_large, _SCALE, 1.0)
 

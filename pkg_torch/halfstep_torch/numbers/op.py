@@ -63,8 +63,10 @@ class TorchOp:
 
     @staticmethod
     def power(x: Tensor, y: BareOperand) -> Tensor:
-        """Return x^y."""
-        return x if isinstance(y, float) and y == 1 else torch.pow(x, y)
+        """Return x^y; of a number, as of norms, the same bits everywhere."""
+        if isinstance(y, float) and y == 1:
+            return x
+        return torch.pow(x, y) if x.dim() else exact.power(x, y)
 
     @staticmethod
     def mean(x: Tensor, axis: int | None = None) -> Tensor:

@@ -143,6 +143,8 @@ class Graph:
         keys: how many columns the keys of random words have.
         second_keys: the columns that are a k1.
         sums: the kind of the sums of norms.
+        late: the numbers that a device's kernel reads where another kernel has written them, a row for each
+            parameter, and not among the words of the step.
     """
 
     nodes: list[Node]
@@ -154,6 +156,7 @@ class Graph:
     keys: int
     second_keys: frozenset[int]
     sums: str = "squares"
+    late: range = range(0)
 
     def __post_init__(self) -> None:
         self.replace(self.nodes, self.outputs)

@@ -89,6 +89,8 @@ class Forms:
             return f"tl.{op}({given[0]}, {given[1]}{nan})"
         if op == "neg":  # Triton's own is 0 - x, which is +0 for +0
             return f"{given[0]} * -1.0" if is_float(node.dtype) else f"0 - {given[0]}"
+        if node.dtype == "float64" and op in ("div", "sqrt"):  # rounded correctly by every device
+            return f"{given[0]} / {given[1]}" if op == "div" else f"tl.sqrt({given[0]})"
         if op == "div":
             return f"div_rn({self._whole(node.args[0], node)}, {self._whole(node.args[1], node)})"
         if op == "not":
@@ -149,6 +151,8 @@ def operand(x: Node | float, node: Node) -> str:
         return value.name
     if isinstance(value, int) or not math.isfinite(value):
         return repr(value) if isinstance(value, int) else f'float("{value}")'
+    if node.dtype == "float64" and node.op != "cast":
+        return f"tl.full([], {value!r}, tl.float64)"
     (rounded,) = struct.unpack("<f", struct.pack("<f", value))
     if rounded == 0 and math.copysign(1, rounded) < 0:  # Triton makes 0 of it
         return f"tl.full([], {-(1 << 31)}, tl.int32).to(tl.float32, bitcast=True)"

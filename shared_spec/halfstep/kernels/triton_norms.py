@@ -29,7 +29,7 @@ def totals(rows, made, COLUMNS, FIRST, ELEMENTS):
     lanes = tl.arange(0, {PIECE})
 @TOTAL@
 """
-_BY_HALVES = f"""
+BY_HALVES = f"""
 @triton.jit
 def by_halves(y, P: tl.constexpr):
 {_HALVES}
@@ -82,7 +82,7 @@ _TOTAL = {
 def functions_of_norms(sums: str, of: str) -> list[str]:
     """Return the functions that add up pieces, given the kind of sums (`graph.SUMS`) and their type."""
     inserted = {"OF_PIECES": _OF_PIECES[sums].strip("\n"), "TOTAL": _TOTAL[sums].strip("\n"), "SUM": of}
-    made = [_BY_HALVES, _STORE_SUMS, _TOTALS]
+    made = [BY_HALVES, _STORE_SUMS, _TOTALS]
     for name, value in inserted.items():
         made = [text.replace(f"@{name}@", value) for text in made]
     return made

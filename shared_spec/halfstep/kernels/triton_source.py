@@ -1,11 +1,12 @@
 """The Triton source of a kernel, generated from a graph.
 
 `triton_source` returns the text of a module whose function `step` updates every parameter of a batch in one
-launch. The kernel reads three tables (`DeviceTables` of the package):
+launch. The kernel reads these tables (`DeviceTables` of the package):
 
     chunks  int32 [programs, 2]       the row of the parameter; the number of the chunk
     rows    int64 [parameters, C]     addresses of `Graph.memory`; then `ROW_FIELDS`
     words   int32 [parameters, K + N] keys of random words; numbers of the step as bit patterns
+    late    float32 [parameters, L]   numbers that another kernel wrote, if the graph has any
 
 One program updates one chunk. The text has two bodies. The fast body updates 16-byte aligned arrays, BLOCK
 elements at a time, in whole vectors or whole blocks. The other body updates REST elements at a time, one for
@@ -210,13 +211,16 @@ class _Kernel:
         lines += [f"word = words + param * {words}"] if words else []
         for i, name in enumerate(self.keys):
             lines.append(f"{name} = tl.load(word + {i})" + (" + high" if i in self.graph.second_keys else ""))
-        for i, name in enumerate(self.numbers, len(self.keys)):
-            lines.append(f"{name} = tl.load(word + {i}).to(tl.float32, bitcast=True)")
+        late = self.graph.late
+        for i, name in enumerate(self.numbers):
+            place = f"word + {len(self.keys) + i}).to(tl.float32, bitcast=True)"
+            lines.append(f"{name} = tl.load({_late(late, i) if i in late else place}")
         taken = [
             "chunks",
             "rows",
             "words",
             *self.tables,
+            *(["late"] if late else []),
             "CHUNK",
             "BLOCK: tl.constexpr",
             "REST: tl.constexpr",
@@ -297,6 +301,10 @@ def _function(name: str, taken: Sequence[str], lines: Sequence[str]) -> str:
 def _pointer(name: str) -> str:
     """Return the variable of an array's address. Names of state arrays may have dots."""
     return "".join(c if c.isalnum() else "_" for c in name) + "_ptr"
+
+
+def _late(late: range, i: int) -> str:
+    return f"late + param * {len(late)} + {i - late.start})"
 
 
 def _index(offs: str) -> str:

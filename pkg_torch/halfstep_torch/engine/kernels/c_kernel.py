@@ -60,9 +60,9 @@ class CKernel:
         """Update the parameters of a table: see `Kernel.__call__`."""
         assert self._function is not None
         if late is not None:
-            first, columns = late
+            first, rows = late
             numbers = numbers[which if which is not None else np.zeros(len(table), np.int32)]
-            numbers[:, first : first + len(columns)] = columns.T
+            numbers[:, first : first + rows.shape[1]] = rows
             which = np.arange(len(table), dtype=np.int32)
         self._function(
             len(table), table.ctypes.data, keys.ctypes.data, numbers.ctypes.data,

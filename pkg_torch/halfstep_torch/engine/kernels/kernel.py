@@ -99,7 +99,7 @@ class Kernel:
             numbers: float32, the numbers of the step, a row for each count.
             which: int32, the row of numbers of each parameter; None if there is one row.
             late: of numbers that each parameter has for itself the first place, and the float32 numbers on
-                the device: a column for each parameter.
+                the device: a row for each parameter.
             totals: where a kernel of norms writes the sums, a column for each parameter (`graph.SUMS`).
         """
         assert self._made is not None

@@ -49,7 +49,7 @@ class NormKernel(Kernel):
         """
         kind, late = SUMS[self._sums], None
         if units is not None:
-            late = numbers.shape[1], units.to(torch.float32)
+            late = numbers.shape[1], units.T.to(torch.float32)
             numbers = np.pad(numbers, ((0, 0), (0, len(units))))
         shape = kind.words * self.count, len(table)
         made = torch.empty(shape, dtype=getattr(torch, kind.dtype), device=self._device)

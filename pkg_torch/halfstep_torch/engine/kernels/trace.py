@@ -10,7 +10,7 @@ from halfstep.hyperparameters import Values
 from halfstep.kernels.graph import ROWS, SUMS, Graph, RowArray
 from halfstep_torch.engine.kernels.tracer import Tracer, dtype_name
 from halfstep_torch.engine.number_places import flat, unflat
-from halfstep_torch.engine.scaling import WEIGHTS
+from halfstep_torch.engine.scaling import SCALED, WEIGHTS
 from halfstep_torch.engine.stage import Stage
 
 
@@ -49,9 +49,16 @@ def trace(stage: Stage, places: Values, grad_dtype: torch.dtype) -> Graph:
         }
     cuts = tuple(blocks.size for blocks in stage.blocks)
     memory = _memory(stage, grad_dtype)
-    return Graph(
-        tracer.nodes, outputs, memory, cuts, width, len(numbers), len(keys), _second_keys(stage.roles)
-    )
+    second, late = _second_keys(stage.roles), _late(stage, places)
+    return Graph(tracer.nodes, outputs, memory, cuts, width, len(numbers), len(keys), second, late=late)
+
+
+def _late(stage: Stage, places: Values) -> range:
+    """Return the places of the numbers that another kernel writes."""
+    for rule, of_rule in zip(stage.rules, places, strict=False):
+        if rule is SCALED:
+            return range(of_rule[0], of_rule[-1] + 1)
+    return range(0)
 
 
 def measured(graph: Graph, sums: str) -> Graph:

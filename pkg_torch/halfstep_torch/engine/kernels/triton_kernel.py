@@ -22,6 +22,8 @@ from halfstep_torch.storage.formats import with_blocks
 _BLOCK, _WARPS = 1024, 4
 OPTIONS = {"num_warps": _WARPS, "enable_fp_fusion": False}
 """How a kernel is compiled: no product is fused with a sum (contract A2)."""
+Then = Callable[[Tensor, Tensor, int], None]
+"""A further launch, given the rows and words of a kernel, and how many addresses are in a row."""
 _ALIGNED = 16
 """Triton compiles a kernel for the alignment of its arguments, so each table begins at such an address."""
 
@@ -89,8 +91,9 @@ class TritonKernel:
         *,
         late: tuple[int, Tensor] | None = None,
         totals: Tensor | None = None,
+        then: Then | None = None,
     ) -> None:
-        """Update the parameters of a table, as `CKernel` does."""
+        """Update the parameters of a table, as `CKernel` does; `then` reads the same tables."""
         if self._of_table is None or self._of_table[0] is not table:
             made = DeviceTables(self._graph, self._stage, table)
             words = (len(keys) + numbers.shape[1]) * len(table) * 4
@@ -101,12 +104,23 @@ class TritonKernel:
         made.write_rows(table, rows)
         made.write_words(keys, numbers, which, words)
         tables = chunks, *staging.upload(torch.int64, torch.int32), *self._codebooks
-        if late is not None:
-            (first, columns), of_params = late, tables[2].view(len(table), -1)
-            of_params[:, len(keys) + first :][:, : len(columns)] = columns.T.contiguous().view(torch.int32)
+        if self._graph.late:
+            rows = np.zeros(len(table), np.int32) if which is None else which
+            tables = *tables, self._late(numbers[rows], late)
+        elif late is not None:
+            (first, rows), of_params = late, tables[2].view(len(table), -1)
+            of_params[:, len(keys) + first :][:, : rows.shape[1]] = rows.contiguous().view(torch.int32)
         self._launch(len(made.chunks), tables)
         if totals is not None:
             self._add(tables[1], made.rows.shape[1], totals)
+        if then is not None:
+            then(tables[1], tables[2], len(self._graph.memory))
+
+    def _late(self, numbers: np.ndarray, late: tuple[int, Tensor] | None) -> Tensor:
+        """Return the numbers that the kernel reads in a table of their own; given are those of all."""
+        if late is not None:
+            return late[1].contiguous()
+        return torch.from_numpy(numbers[:, self._graph.late]).to(self._device)
 
     def resident(self, table: np.ndarray, words: int) -> "Resident":
         """Return a launch whose tables stay on the device, given how many words a parameter has."""
