@@ -1,8 +1,9 @@
-"""Draws the picture of README.md and of the site's home page, from the newest record of `make peers`.
+"""Draws the pictures of README.md and of the site's home page, from the newest records.
 
-python benchmarks/overview.py   # writes docs/images/overview.svg and overview-dark.svg
+python benchmarks/overview.py   # writes overview.svg, overview-dark.svg and language-model.svg in docs/images
 
-Left: what arrives of small updates. Right: bytes per parameter against distance from float32.
+The first two are of `make peers`. Left: what arrives of small updates. Right: bytes per parameter against
+distance from float32. The other is of `make language-model`: the share of float32's improvement of the loss.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import pathlib
+from collections.abc import Callable
 
 import matplotlib
 from comparison import newest
@@ -121,8 +123,32 @@ def _scatter(axes: Axes, record: dict, look: dict[str, str]) -> None:
     axes.set_title("Distance from float32, against bytes", loc="left", fontsize=11, color=look["ink"])
 
 
-def picture(record: dict, look: dict[str, str]) -> str:
-    """Return the picture as SVG, the same text for the same record."""
+def _overview(figure: Figure, record: dict, look: dict[str, str]) -> None:
+    figure.set_size_inches(11, 4.6)
+    left, right = figure.subplots(1, 2, width_ratios=(2, 3))
+    _bars(left, record, look)
+    _scatter(right, record, look)
+    figure.subplots_adjust(left=0.12, right=0.99, top=0.92, bottom=0.12, wspace=0.12)
+
+
+def _language_model(figure: Figure, record: dict, look: dict[str, str]) -> None:
+    gained = {row["name"]: record["start"] - row["losses"][-1] for row in record["rows"]}
+    whole = gained["float32, torch AdamW"]
+    figure.set_size_inches(11, 0.8 + 0.3 * len(gained))
+    axes = figure.subplots()
+    for place, (name, value) in enumerate(reversed(gained.items())):
+        color = look["theirs" if "torch" in name else "ours"]
+        axes.barh(place, value / whole, color=color, height=0.62)
+        axes.text(value / whole + 0.01, place, f"{value / whole:.1%}", va="center", color=look["ink"])
+        axes.text(-0.01, place, name, va="center", ha="right", color=look["ink"])
+    axes.set(
+        xlim=(0, 1.15), yticks=[], xticks=[0, 1], xlabel="improvement of the held-out loss, of float32's"
+    )
+    figure.subplots_adjust(left=0.22, right=0.99, top=0.98, bottom=0.6 / (0.8 + 0.3 * len(gained)))
+
+
+def picture(record: dict, look: dict[str, str], draw: Callable[..., None] = _overview) -> str:
+    """Return a picture as SVG, the same text for the same record."""
     settings = {
         **{"svg.fonttype": "none", "svg.hashsalt": "halfstep", "font.family": "sans-serif"},
         **{f"axes.spines.{side}": False for side in ("top", "right")},
@@ -130,24 +156,25 @@ def picture(record: dict, look: dict[str, str]) -> str:
         **{"axes.edgecolor": look["faint"], "axes.facecolor": look["page"], "font.size": 9},
     }
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(11, 4.6), facecolor=look["page"])
-        left, right = figure.subplots(1, 2, width_ratios=(2, 3))
-        _bars(left, record, look)
-        _scatter(right, record, look)
-        figure.subplots_adjust(left=0.12, right=0.99, top=0.92, bottom=0.12, wspace=0.12)
+        figure = Figure(facecolor=look["page"])
+        draw(figure, record, look)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-PICTURES = {"overview.svg": LIGHT, "overview-dark.svg": DARK}
+PICTURES: dict[str, tuple[str, dict[str, str], Callable[..., None]]] = {
+    "overview.svg": ("silent_failures", LIGHT, _overview),
+    "overview-dark.svg": ("silent_failures", DARK, _overview),
+    "language-model.svg": ("language_model", LIGHT, _language_model),
+}
+"""By name: the record, colours, and what draws it."""
 
 
 def main() -> None:
-    """Write both pictures."""
-    record = newest()
-    for name, look in PICTURES.items():
-        (IMAGES / name).write_text(picture(record, look))
+    """Write the pictures."""
+    for name, (record, look, draw) in PICTURES.items():
+        (IMAGES / name).write_text(picture(newest(record), look, draw))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of docs/ that records hold: what a step costs, how near choices stay to float32, fine-tuning.
+"""The tables that records hold: what a step costs, how near choices stay to float32, fine-tuning.
 
 python benchmarks/record_tables.py           # says which tables are not those of the newest records
 python benchmarks/record_tables.py --write   # writes them into the pages, between their markers
@@ -298,6 +298,17 @@ def fine_tuning() -> Table:
     return "learning rate: weights | loss over float32 | KL, 1/1000 | moved | dist | proj", lines
 
 
+def language_model() -> Table:
+    """Return the loss of a language model that is fine-tuned, and its movement, by weights and state."""
+    lines = []
+    for row in rows("language_model-cpu"):
+        name = re.sub(r"^(?=default|feedback|eight_bit|one_pass)", "halfstep, ", row["name"])
+        shares = (row["projection"], row["projection, embedding"])
+        figures = (f"{row['losses'][-1]:.3f}", f"{row['unchanged']:.0%}", *(f"{x:.3f}" for x in shares))
+        lines.append([name, *figures])
+    return "weights and state | held-out loss | unchanged weights | movement | of the embedding", lines
+
+
 TABLES: dict[str, dict[str, Callable[[], Table]]] = {
     "docs/benchmarks/cost.md": {
         "bytes": bytes_moved,
@@ -322,6 +333,7 @@ TABLES: dict[str, dict[str, Callable[[], Table]]] = {
         "sgd": lambda: fed_back("sgd", "learning rate of SGD"),
     },
     "docs/how-to/lost-updates.md": {"fine-tuning": fine_tuning},
+    "README.md": {"language model": language_model},
 }
 """The tables of each page, by the names of their markers."""
 

@@ -252,13 +252,15 @@ def test_the_overview_draws_every_point_and_says_which_tie(record):
     assert sorted(near) == sorted(["halfstep_torch, default", *overview.TIES])
 
 
-def test_the_overview_is_drawn_from_the_newest_record(record):
+def test_the_pictures_are_drawn_from_the_newest_records(benchmarks):
     matplotlib = pytest.importorskip("matplotlib")
+    import comparison
     import overview
 
     pin = f"matplotlib=={matplotlib.__version__}\n"
     if pin not in (ROOT / "constraints.txt").read_text():
         pytest.skip("Another matplotlib writes another file.")
-    for name, look in overview.PICTURES.items():
+    for name, (record, look, draw) in overview.PICTURES.items():
         drawn = (ROOT / "docs" / "images" / name).read_text()
-        assert drawn == overview.picture(record, look), "Run `python benchmarks/overview.py`."
+        due = overview.picture(comparison.newest(record), look, draw)
+        assert drawn == due, "Run `python benchmarks/overview.py`."

@@ -27,6 +27,7 @@ RECORDS = {
     ),
     "docs/how-to/feedback.md": ("fed_back-cpu",),
     "docs/how-to/lost-updates.md": ("fine_tuning-cpu",),
+    "README.md": ("language_model-cpu",),
 }
 
 
