@@ -37,6 +37,25 @@ FLOATS |= {"float8_e3m4": (3, 4)}
 # Of the eighth root, of the fourth root, of a number itself and of a logarithm.
 ROOTS = {"uroot8": {"root": 8}, "uroot4_e4m4": {"exponent": 4, "mantissa": 4}}
 ROOTS |= {"ufloat16_e7m9": {"exponent": 7, "mantissa": 9}, "mulaw8": {"sign": 1, "logarithm": 7}}
+REASONS = {
+    '"bfloat16"': "the default of bfloat16 weights",
+    '"float16"': "states of other libraries in float16",
+    '"ufloat16_e7m9"': "`sixteen_bit`",
+    '"ufloat8_e6m2"': "one pass with rules other than Adam and LAMB",
+    '"uroot4_e4m4"': "`one_pass`",
+    'relative("float8_e3m4")': "`eight_bit`",
+    'relative("mulaw8")': "`one_pass`",
+    'relative("int8", 32)': "any rates, where `eight_bit` has no bound",
+    'relative("int4", 32)': "`four_bit`",
+    'scaled("float16")': "momentum of Muon",
+    'scaled("float8_e4m3fn")': "LAMB16; Lion and SGD under `eight_bit`",
+    'scaled("int8")': '8-bit weights and schedule-free runs, by `scale="fine"`',
+    'scaled("ufloat8_e5m3")': "LAMB16",
+    'scaled("uroot8")': "`eight_bit`, `four_bit`",
+    'codebook("dynamic8")': "comparison with bitsandbytes and torchao",
+    'codebook("udynamic8")': "comparison with bitsandbytes and torchao",
+}
+"""The use of each format, which is the reason that it is kept."""
 COLOURS = {"sign": "#d55e00", "exponent": "#0072b2", "mantissa": "#009e73", "integer": "#009e73"}
 COLOURS |= {"index": "#cc79a7", "root": "#cc79a7", "logarithm": "#cc79a7", "scale": "#999999"}
 
@@ -106,6 +125,7 @@ class Diagram:
             self.binades,
             f"{100 * self.format.codes.half_gap:.2g} %",
             kept,
+            REASONS[self.call],
         )
 
     def svg(self) -> str:
@@ -191,8 +211,12 @@ def diagrams() -> list[Diagram]:
 
 def table() -> str:
     """Return the table of the page, in Markdown."""
-    head = ("format", "bits", "scale", "binades", "error near the top", "for")
-    rows = [head, ("---", "--:", "---", "--:", "--:", "---"), *(diagram.row() for diagram in diagrams())]
+    head = ("format", "bits", "scale", "binades", "error near the top", "for", "used by")
+    rows = [
+        head,
+        ("---", "--:", "---", "--:", "--:", "---", "---"),
+        *(diagram.row() for diagram in diagrams()),
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
