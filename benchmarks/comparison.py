@@ -9,6 +9,7 @@ import json
 import math
 import pathlib
 import textwrap
+from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).parents[1]
 BEGIN, END = "<!-- comparison: make peers -->", "<!-- /comparison -->"
@@ -46,12 +47,18 @@ SHORT = {
     "processes": "processes",
     "network": "network",
 }
+_UNITS = {
+    **dict.fromkeys(("small", "decay", "sizes", "once"), "share of movement"),
+    **dict.fromkeys(("drop", "zeros", "idle"), "times float32's"),
+    **{"spike": "times float32's step", "nan": "share kept", "network": "distance"},
+    **dict.fromkeys(("compiled", "resume", "processes"), "weights that differ"),
+}
 DATA = "benchmarks/comparison-data.md"
 _INTRODUCTION = """\
-What breaks in silence in low precision? Each column is one experiment, the same for all optimizers. A tick
-means that every figure of it is within its bounds. Otherwise the figure farthest outside is shown in
-**bold**; a dash means not measured. [The figures](benchmarks/comparison-data.md) has all experiments and
-bounds."""
+Which failures of low precision are silent? Each column is one experiment, the same for all optimizers. A
+tick means that every figure is within its bounds. Otherwise the figure farthest outside is shown in
+**bold**; a dash means not measured. [The figures](benchmarks/comparison-data.md) has all experiments,
+bounds and settings of halfstep."""
 _HOW = """\
 `make peers` runs the experiments and writes these pages. They ran on {date} on a CPU ({processor}, {system},
 Python {python}). Weights and gradients are bfloat16, of shape 128 x 128; betas are 0.9 and 0.999. Where an
@@ -273,13 +280,18 @@ def _mark(row: dict, entry: str) -> str:
     return cell(row, figures, farthest(row, figures)) if outside(row, figures) else "✔"
 
 
-def _summary(record: dict) -> str:
-    """Return the table of docs/comparison.md."""
+def _summary(record: dict, names: Iterable[str]) -> str:
+    """Return a row for each optimizer of some names, and a column for each experiment."""
     rows = {row["key"]: row for row in record["rows"]}
-    lines = [
-        [entry["name"], *(_mark(rows[key], entry["name"]) for key in SHORT)] for entry in record["entries"]
-    ]
-    return _table(["", *SHORT.values()], lines)
+    lines = [[name, *(_mark(rows[key], name) for key in SHORT)] for name in names]
+    return _table(["", *(f"{name} ({_UNITS[key]})" for key, name in SHORT.items())], lines)
+
+
+def _names(record: dict, settings: Iterable[str] = ()) -> list[str]:
+    """Return the names of a record's optimizers: all, or of halfstep's own these settings alone."""
+    names = [entry["name"] for entry in record["entries"]]
+    ours = [f"halfstep_torch, {setting}" for setting in settings]
+    return [name for name in names if not ours or name in ours or not name.startswith("halfstep")]
 
 
 def found(record: dict) -> list[list[str]]:
@@ -309,7 +321,7 @@ def page(record: dict, low_rates: dict, speed: dict, memory: dict) -> str:
     parts = [
         "# Beside other libraries",
         _prose(_INTRODUCTION),
-        _summary(record),
+        _summary(record, _names(record, ("default", "feedback", "eight_bit, feedback"))),
         _READING,
         "Where halfstep falls short:",
         "\n".join(shortfalls),
@@ -329,6 +341,7 @@ def data_page(record: dict) -> str:
     parts = [
         "# Beside other libraries: the figures",
         _prose(_DATA),
+        _summary(record, _names(record)),
         *(_section(record, row) for row in record["rows"]),
     ]
     return "\n\n".join(parts) + "\n"

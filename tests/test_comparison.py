@@ -95,7 +95,9 @@ def test_threads_are_of_failures_that_were_measured(record):
     for name, threads in comparison.THREADS.items():
         assert {key for key in threads if comparison.SHORT[key] not in listed[name]} == set()
     bold = sum(
-        line.count("**") // 2 for line in comparison._summary(record).splitlines() if "halfstep" not in line
+        line.count("**") // 2
+        for line in comparison._summary(record, comparison._names(record)).splitlines()
+        if "halfstep" not in line
     )
     assert sum(cells.count(", ") + 1 for cells in listed.values()) == bold
 
