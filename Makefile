@@ -180,8 +180,8 @@ twin: setup  ## the same training in Flax and PyTorch under eight recipes: print
 
 bench: setup  ## speed of a step against peers, and what it and Monitor cost, one run each
 	$(BIN)/python benchmarks/speed.py step
-	$(BIN)/python benchmarks/host_time.py
-	$(BIN)/python benchmarks/monitor_cost.py
+	$(BIN)/python benchmarks/cost.py host
+	$(BIN)/python benchmarks/cost.py monitor
 
 # An environment of its own. The libraries come without what they ask for: torch and jax are there, and an installer
 # would fetch builds for GPUs. opt-einsum and packaging are what HeavyBall and bitsandbytes import besides; flax and

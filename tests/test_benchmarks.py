@@ -11,8 +11,8 @@ import pytest
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "training", "settings", "eco", "quality", "muon_peers", "second_moment", "lamb"),
-    *("compile_time", "gpu", "speed", "timing", "distributed", "long_run"),
-    *("host_time", "fine_tuning", "monitor_cost", "unknown_rates"),
+    *("cost", "gpu", "speed", "timing", "distributed", "long_run"),
+    *("fine_tuning", "unknown_rates"),
 )
 EXAMPLES = ("recipe", "text", "train_flax", "train_torch")
 pytestmark = pytest.mark.slow
@@ -176,13 +176,13 @@ def test_lamb_is_trained_its_momentum_measured_and_its_lasting(run, monkeypatch)
     assert figures["epochs"][0]["after 2"] > 0.2
 
 
-def test_time_to_compile_is_measured(run):
-    import compile_time
+def test_time_to_compile_is_measured(run, monkeypatch):
+    import cost
 
-    _, record = run(compile_time, "--leaves", "2", "--shapes", "1", "--steps", "optax.adamw", "adamw")
-    assert record["shapes"] == 1
-    ours, theirs = (row for name in ("adamw", "optax.adamw") for row in record["rows"] if row["step"] == name)
-    assert ours["leaves"] == theirs["leaves"] == 2
+    monkeypatch.setattr(cost, "LEAVES", (2,))
+    _, record = run(cost, "--rounds", "1", "--only", "optax.adamw", "adamw, split16", subject="compile")
+    theirs, ours = record["rows"]
+    assert (ours["step"], theirs["step"]) == ("adamw, split16", "optax.adamw")
     assert ours["equations per leaf"] > theirs["equations per leaf"] > 0
     assert ours["total"] >= ours["compile"] > 0
 
@@ -217,10 +217,11 @@ def test_steps_of_shards_are_timed_and_what_they_send_is_counted(run, monkeypatc
 
 
 def test_what_monitor_costs_is_measured_in_both_frameworks(run, monkeypatch):
-    import monitor_cost
+    import cost
 
-    monkeypatch.setattr(monitor_cost, "WIDTH", 32)
-    _, record = run(monitor_cost, "--steps", "2", "--layers", "1")
+    monkeypatch.setattr(cost, "WIDTH", 32)
+    monkeypatch.setattr(cost, "LAYERS", 1)
+    _, record = run(cost, "--rounds", "2", subject="monitor")
     assert [row["name"] for row in record["rows"]] == ["PyTorch", "JAX"]
     assert all(row["step_ms"] > 0 and row["read_ms"] > 0 for row in record["rows"])
 
@@ -282,12 +283,12 @@ def test_the_long_run_takes_every_format_and_does_not_run_a_row_again(run, monke
 
 
 def test_host_time_counts_calls_of_ours_and_of_peers(run):
-    import host_time
+    import cost
 
-    status, figures = run(host_time, "--only", "1 of 64", "--rounds", "2")
+    status, figures = run(cost, "--only", "1 of 64", "--rounds", "2", subject="host")
     assert status == 0
     rows = {row["row"]: row for row in figures["rows"]}
-    assert rows.keys() == host_time.ROWS.keys()
+    assert rows.keys() == cost.ROWS.keys()
     assert 0 < rows["compiled"]["of the house"] < rows["compiled"]["calls"]
     assert rows["torch fused"]["of the house"] == 0 < rows["torch fused"]["calls"]
 
