@@ -14,6 +14,9 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
+# pytest rewrites tests when it imports them: once, and not in each process of each run.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients clients-jax release-check release-packages versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning language-model tables gpu mutants lock check clean
 
 help:  ## list the targets

@@ -65,6 +65,12 @@ def pytest_configure(config):
         # Both frameworks share its memory, and so do processes.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     config.pluginmanager.register(_CompilerOfJax())
+    gc.disable()  # a quarter of the time in which tests are imported
+
+
+def pytest_collection_finish():
+    """Collect garbage again: imports make none."""
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,6 +115,7 @@ class _CompilerOfJax:
             return
         if os.environ["XLA_FLAGS"] == _FLAGS:
             _keep_contexts()
+            _keep_programs()
         if os.environ["XLA_FLAGS"] == _QUICK:
             jax.clear_caches()
         os.environ["XLA_FLAGS"] = flags
@@ -127,3 +134,21 @@ def _keep_contexts():
         return make() if ir.Context.current is mine else mine
 
     mlir.make_ir_context = context
+
+
+def _keep_programs():
+    """Compile a program once, though each test has functions of its own: one in seven is asked for again."""
+    from jax._src import compiler
+
+    kept, compile_and_load = {}, compiler.backend_compile_and_load
+
+    def compiled(backend, module, devices, options, callbacks):
+        if callbacks:
+            return compile_and_load(backend, module, devices, options, callbacks)
+        text = module.operation.get_asm(enable_debug_info=False)
+        key = os.environ["XLA_FLAGS"], str(devices), options.SerializeAsString(), hash(text), len(text)
+        if key not in kept:
+            kept[key] = compile_and_load(backend, module, devices, options, callbacks)
+        return kept[key]
+
+    compiler.backend_compile_and_load = compiled
