@@ -232,11 +232,11 @@ def check_state(caller: str, state, kind: type) -> None:
         given = "an array" if isinstance(state, jax.Array) else type(state).__name__
         if any(map(_is_of_optax, jax.tree.leaves(state, is_leaf=_is_of_optax))):
             raise ValueError(
-                f"{caller}: the state is of an Optax optimizer, due is {kind.__name__}. Pass the state that "
-                "init made; from_optax(state, tx, params) makes one of the state of an Optax optimizer."
+                f"{caller}: the state is of an Optax optimizer, expected {kind.__name__}. Pass the state "
+                "that init made; from_optax(state, tx, params) makes one of the state of an Optax optimizer."
             )
         raise ValueError(
-            f"{caller}: the state is {given}, due is {kind.__name__}: it is of another "
+            f"{caller}: the state is {given}, expected {kind.__name__}: it belongs to another "
             "transform, or was loaded without its types. Pass the state that init made, or load it into that."
         )
     for name in ("seed", "outer_seed", "count", "outer_count"):
@@ -260,7 +260,7 @@ def check_states(caller: str, state, count: int) -> None:
     """Refuse a state that does not belong to a chain of `count` links; 0 means no chain."""
     if count and isinstance(state, Mapping):
         raise ValueError(
-            f"{caller}: the state is a {type(state).__name__}, due is a tuple of {count} parts: it was "
+            f"{caller}: the state is a {type(state).__name__}, expected a tuple of {count} parts: it was "
             "loaded without its types. Load it into the target jax.eval_shape(tx.init, params)."
         )
     if count and not (isinstance(state, (tuple, list)) and len(state) == count):
@@ -268,8 +268,9 @@ def check_states(caller: str, state, count: int) -> None:
             f"has {len(state)} parts" if isinstance(state, (tuple, list)) else f"is {type(state).__name__}"
         )
         raise ValueError(
-            f"{caller}: the state {given}, due are {count}: it is of another transform. Pass the state that "
-            "init made; from_optax(state, tx, params) makes one of the state of an Optax optimizer."
+            f"{caller}: the state {given}, expected {count}: it belongs to another transform. Pass the "
+            "state that init made; from_optax(state, tx, params) makes one of the state of an Optax "
+            "optimizer."
         )
 
 

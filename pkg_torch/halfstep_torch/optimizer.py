@@ -510,7 +510,7 @@ class Optimizer(torch.optim.Optimizer):
         `param_group` has `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
         of the named classes, `param_storage`, roundings and `recipe`. Where `lr` is a function of the step,
         the group shows the number of the last one. Nothing is added if a value is of a wrong type
-        (TypeError), out of range, or nothing reads it (ValueError).
+        (TypeError), out of range, or unknown (ValueError).
         """
         param_group, choices = choices_of(self, param_group)
         settle_empty_groups(self.param_groups, param_group)

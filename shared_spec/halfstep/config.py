@@ -65,7 +65,7 @@ def chosen(caller: str, name: str, optimizers: Mapping[str, T], arguments: Itera
     by_name = {plain(other): other for other in optimizers}
     if plain(name) not in by_name:
         advice = advice_on_name(name, optimizers, package) or f"Use one of {', '.join(sorted(optimizers))}."
-        raise ValueError(f"{caller}: {name!r} names no optimizer. {advice}")
+        raise ValueError(f"{caller}: {name!r} is not an optimizer. {advice}")
     name = by_name[plain(name)]
     found = optimizers[name]
     parameters = inspect.signature(found).parameters

@@ -316,6 +316,6 @@ def check_array(rule: str, what: str, x: object, shape: tuple[int, ...]) -> None
     actual = dtype_name(x), tuple(getattr(x, "shape", ()))
     if actual != ("float32", tuple(shape)):
         raise ValueError(
-            f"{rule}: {what} is {actual[0]}{list(actual[1])}, due is float32{list(shape)}. "
+            f"{rule}: {what} is {actual[0]}{list(actual[1])}, expected float32{list(shape)}. "
             "Return float32 of the shape that came in."
         )

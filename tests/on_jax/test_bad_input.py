@@ -40,7 +40,7 @@ _INJECT = (
 
 
 _ANOTHER = (
-    "it is of another transform, or was loaded without its types. "
+    "it belongs to another transform, or was loaded without its types. "
     "Pass the state that init made, or load it into that."
 )
 
@@ -96,13 +96,13 @@ ROWS = [
      "scale_by_learning_rate: learning_rate='0.1' is not a number. Use a float."),
     # States.
     (lambda: hs.adamw(1e-3).update(W, optax.adamw(1e-3).init(W), W), ValueError,
-     "adamw: the state has 3 parts, due are 4: it is of another transform. Pass the state that init made; "
+     "adamw: the state has 3 parts, expected 4: it belongs to another transform. Pass the state that init made; "
      "from_optax(state, tx, params) makes one of the state of an Optax optimizer."),
     *(
         (
             lambda storage=storage: hs.adamw(1e-3, param_storage=storage).update(W, optax.adamw(1e-3).init(W), W),
             ValueError,
-            f"{caller}: the state is of an Optax optimizer, due is {due}. Pass the state that init made; "
+            f"{caller}: the state is of an Optax optimizer, expected {due}. Pass the state that init made; "
             "from_optax(state, tx, params) makes one of the state of an Optax optimizer.",
         )
         for storage, caller, due in (
@@ -112,10 +112,10 @@ ROWS = [
         )
     ),
     (lambda: hs.adamw(1e-3).update(W, None, W), ValueError,
-     "adamw: the state is NoneType, due are 4: it is of another transform. Pass the state that init made; "
+     "adamw: the state is NoneType, expected 4: it belongs to another transform. Pass the state that init made; "
      "from_optax(state, tx, params) makes one of the state of an Optax optimizer."),
     (lambda: hs.adamw(1e-3).update(W, {"0": {}}, W), ValueError,
-     "adamw: the state is a dict, due is a tuple of 4 parts: it was loaded without its types. Load it into the "
+     "adamw: the state is a dict, expected a tuple of 4 parts: it was loaded without its types. Load it into the "
      "target jax.eval_shape(tx.init, params)."),
     (lambda: update_if_finite(hs.adamw(1e-3)), TypeError, f"round_stochastically: {_LEFT_OUT}"),
     (lambda: update_if_finite(hs.adamw(1e-3, param_storage="feedback")), TypeError,
@@ -181,12 +181,12 @@ ROWS = [
     (
         lambda: hs.keep_master_params(optax.identity()).update(G, hs.split_params(optax.identity()).init(W), W),
         ValueError,
-        f"keep_master_params: the state is SplitParamsState, due is KeepMasterParamsState: {_ANOTHER}",
+        f"keep_master_params: the state is SplitParamsState, expected KeepMasterParamsState: {_ANOTHER}",
     ),
     (lambda: hs.scale_by_adam().update(G, hs.scale_by_lion().init(W)), ValueError,
-     f"scale_by_adam: the state is ScaleByLionState, due is ScaleByAdamState: {_ANOTHER}"),
+     f"scale_by_adam: the state is ScaleByLionState, expected ScaleByAdamState: {_ANOTHER}"),
     (lambda: hs.scale_by_learning_rate(lambda count: 0.1).update(G, optax.EmptyState()), ValueError,
-     f"scale_by_learning_rate: the state is EmptyState, due is ScheduleState: {_ANOTHER}"),
+     f"scale_by_learning_rate: the state is EmptyState, expected ScheduleState: {_ANOTHER}"),
     (
         lambda: hs.scale_by_adam(mu_dtype="bfloat16").update(G, hs.scale_by_adam(mu_dtype="float32").init(W)),
         TypeError,

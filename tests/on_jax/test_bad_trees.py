@@ -88,10 +88,10 @@ def test_a_state_of_another_recipe_is_refused_and_named(own):
     for other in RECIPES.keys() - {own}:
         state = jax.eval_shape(RECIPES[other].init, P16)
         with pytest.raises(
-            (ValueError, TypeError), match=r"due is \w+State|(mu|nu) of 'w'|the state has .* keeps .*recipe"
+            (ValueError, TypeError), match=r"expected \w+State|(mu|nu) of 'w'|the state has .* keeps .*recipe"
         ):
             jax.eval_shape(RECIPES[own].update, P16, state, P16)
-    with pytest.raises(ValueError, match="the state is an array, due is"):
+    with pytest.raises(ValueError, match="the state is an array, expected"):
         jax.eval_shape(RECIPES[own].update, P16, P16["w"], P16)
 
 

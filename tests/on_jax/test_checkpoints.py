@@ -65,7 +65,7 @@ def test_orbax_keeps_every_bit_without_a_target_and_onto_another_mesh(trained, t
     assert named(bare).keys() == named((params, state)).keys()
     assert_trees_same(named(bare), named((params, state)))
     assert_trees_same(hs.float32_params(params, bare[1]), hs.float32_params(params, state))
-    with pytest.raises(ValueError, match=r"due is SplitParamsState: .*loaded without its types"):
+    with pytest.raises(ValueError, match=r"expected SplitParamsState: .*loaded without its types"):
         tx.update(G, bare[1], params)
     assert_trees_same(moved, (params, state))
     assert moved[0]["w"].sharding.is_equivalent_to(placed["w"], 2)

@@ -253,5 +253,5 @@ def test_wrong_values_are_named_as_they_were_given(arguments, entries, message):
 def test_a_rate_that_nothing_reads_is_refused():
     optimizer = make(named())
     optimizer.param_groups[0]["adam_lr"] = 1e-3
-    with pytest.raises(ValueError, match=r"adam_lr=0.001 .*nothing reads it. Did you mean adam_lr_ratio\?"):
+    with pytest.raises(ValueError, match=r"adam_lr=0.001 .* is unknown. Did you mean adam_lr_ratio\?"):
         step_by_ones(optimizer)

@@ -123,7 +123,7 @@ def refuse(folder: pathlib.Path) -> None:
         theirs.KerasOptimizer("adamw", 1e-3)
     with pytest.raises(TypeError, match=r"weight_decay=0\.1 would be rounded"):
         KerasOptimizer("adamw", 1e-3, weight_decay=0.1)
-    with pytest.raises(ValueError, match="names no optimizer"):
+    with pytest.raises(ValueError, match="is not an optimizer"):
         KerasOptimizer("adamv", 1e-3)
     made = model(KerasOptimizer(EIGHT_BIT, 1e-3))
     fit(made)

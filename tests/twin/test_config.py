@@ -47,10 +47,10 @@ def test_a_config_names_an_optimizer_in_jax():
 
 
 BAD = {
-    "adamv": r"'adamv' names no optimizer\. Did you mean Adam\?",
-    "xyz": r"'xyz' names no optimizer\. Use one of ",
-    "AdamW8bit": r"'AdamW8bit' names no optimizer\. Use AdamW\(\.\.\., recipe=\"eight_bit\"\)\.",
-    "rmsprop": r"'rmsprop' names no optimizer\. Use round_weights\(\.\.\.\)",
+    "adamv": r"'adamv' is not an optimizer\. Did you mean Adam\?",
+    "xyz": r"'xyz' is not an optimizer\. Use one of ",
+    "AdamW8bit": r"'AdamW8bit' is not an optimizer\. Use AdamW\(\.\.\., recipe=\"eight_bit\"\)\.",
+    "rmsprop": r"'rmsprop' is not an optimizer\. Use round_weights\(\.\.\.\)",
     "AdamW(learning_rate=1e-3)": r"AdamW has no argument 'learning_rate'\. Did you mean lr\?",
     "AdamW(kahan_sum=True)": r'no argument \'kahan_sum\'\. Use param_storage="compensated"\.',
     "AdamW(lr=1e-3, recip='one_pass')": r"AdamW has no argument 'recip'\. Did you mean recipe\?",
@@ -63,7 +63,7 @@ BAD = {
     "": "is not a name with arguments by name",
     "(" * 500: "is not a name with arguments by name",
     "AdamW(params=3)": "AdamW has no argument 'params'",
-    "Optimizer": "'Optimizer' names no optimizer",
+    "Optimizer": "'Optimizer' is not an optimizer",
 }
 
 
@@ -83,5 +83,5 @@ def test_other_bad_configs_are_refused():
         halfstep_jax.from_config("adamw")
     with pytest.raises(ValueError, match=r"^from_config: adamw has no argument 'lr'\. Did you mean learning"):
         halfstep_jax.from_config("adamw(lr=1e-3)")
-    with pytest.raises(ValueError, match="'scale_by_adam' names no optimizer"):
+    with pytest.raises(ValueError, match="'scale_by_adam' is not an optimizer"):
         halfstep_jax.from_config("scale_by_adam")

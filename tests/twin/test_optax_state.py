@@ -208,7 +208,7 @@ def test_what_cannot_be_moved_is_refused_by_name(theirs, tx, says):
 def test_a_state_of_other_weights_or_of_codes_is_refused():
     state, _ = of_rule(optax.adamw(1e-3), ("mu", "nu"))
     other = {**weights(), "conv": jnp.ones((3, 3), jnp.bfloat16)}
-    with pytest.raises(ValueError, match=r"mu of 'conv' has shape \(64, 80\), due is \(3, 3\)"):
+    with pytest.raises(ValueError, match=r"mu of 'conv' has shape \(64, 80\), expected \(3, 3\)"):
         hs.from_optax(state, hs.adamw(1e-3), other)
     codes = jax.tree.map(lambda x: x.astype(jnp.uint8), state)
     with pytest.raises(TypeError, match=r"mu of 'conv' is uint8; .* by to_optax"):

@@ -147,7 +147,7 @@ class _Moments:
         array, count = arrays.pop(0)
         if array.shape != shape:
             raise ValueError(
-                f"{self.caller}: {what} has shape {array.shape}, due is {shape}. Pass the params of the run."
+                f"{self.caller}: {what} has shape {array.shape}, expected {shape}. Pass the run's params."
             )
         if (dtype := str(array.dtype)) not in HELD_BY_FLOAT32:
             raise TypeError(

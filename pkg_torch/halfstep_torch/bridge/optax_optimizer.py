@@ -227,7 +227,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError: if it is not such a state dict.
-            ValueError: if it is of another transform, or of other parameters. Nothing is changed.
+            ValueError: if it belongs to another transform or to other parameters. Nothing is changed.
         """
         if "optax" not in state_dict:
             raise TypeError("load_state_dict: this is no state dict of an OptaxOptimizer.")

@@ -292,7 +292,7 @@ def _check_saved(caller: str, name: str, param: Tensor, plan: Plan, saved: Saved
         if not isinstance(array, Tensor) or not array.is_floating_point() or tuple(array.shape) != shape:
             found = f"{array.dtype}{list(array.shape)}" if isinstance(array, Tensor) else type(array).__name__
             raise ValueError(
-                f"{caller}: {key} of {name!r} is {found}, due are floats of shape {list(shape)}. "
+                f"{caller}: {key} of {name!r} is {found}, expected floats of shape {list(shape)}. "
                 "Build the model of the run that was saved."
             )
         check_has_numbers(caller, f"{key} of {name!r}", array, param)

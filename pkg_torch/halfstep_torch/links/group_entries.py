@@ -95,7 +95,7 @@ def check_entries(caller: str, group: Group, entries: set[str], arguments: set[s
         meant = _close_to(key, entries) or [way] * (way.partition(",")[0] in entries)
         if key in ELSEWHERE or meant:
             known = f"Did you mean {meant[0]}?" if meant else f"Its entries are {', '.join(sorted(entries))}."
-            raise ValueError(f"{problem}; nothing reads it. {known}")
+            raise ValueError(f"{problem} is unknown. {known}")
 
 
 def _close_to(key: object, entries: set[str]) -> list[str]:

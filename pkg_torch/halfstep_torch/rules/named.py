@@ -60,12 +60,10 @@ def optimizer_arguments(optimizer: type[Optimizer], **arguments: Any) -> Argumen
 
 
 def _check_arguments(caller: str, arguments: Arguments, own: set[str]) -> None:
-    """Raise TypeError for an argument that nothing reads, as of a subclass that misspells one."""
+    """Raise TypeError for an unknown argument, such as a misspelt one of a subclass."""
     known = {*own, *_OF_OPTIMIZER, *ASKS_FOR_NOTHING, "lr", "betas", "recipe", "seed"}
     for name in arguments.keys() - known:
-        raise TypeError(
-            f"{caller}: nothing reads the argument {name}. {advice_on_argument(name, sorted(known))}"
-        )
+        raise TypeError(f"{caller}: unknown argument {name}. {advice_on_argument(name, sorted(known))}")
 
 
 def named_of(optimizer: type[Optimizer]) -> Named:
