@@ -24,10 +24,11 @@ NAMES = [
     "copies",
 ]
 
+CAPTURED = ["default", "eight_bit", "feedback"]
+
 
 def interpreted(module: str, *names: str) -> dict[str, dict]:
     path = os.pathsep.join(x for x in sys.path if x)
-    # Triton reads the variable when it is imported.
     done = subprocess.run(
         [sys.executable, "-m", f"gpu_bits.{module}", *names],
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
@@ -48,3 +49,9 @@ def test_a_step_with_norms_launches_three_kernels_and_nothing_else():
     expected = {"default": ["step"], "Lamb16": ["step", "scale", "step"]}
     found = interpreted("counted_launches", *expected)
     assert found == {name: {"launches": of, "operations": []} for name, of in expected.items()}
+
+
+def test_the_text_of_a_captured_step_has_the_bits_of_plain_steps():
+    found = interpreted("interpreted_captures", *CAPTURED)
+    assert found.pop("counts") == 1000
+    assert found == {name: {"launches": 2, "difference": ""} for name in CAPTURED}

@@ -69,7 +69,9 @@ class _Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _recorded(launch: Callable[..., None]) -> Callable[..., None]:
+def recorded(launch: Callable[..., None]) -> Callable[..., None]:
+    """Return what launches at once, or into the graph that is being captured."""
+
     @functools.wraps(launch)
     def run(*arguments: object) -> None:
         if Graph.recording is None:
@@ -90,7 +92,7 @@ class _Kernel(triton_kernel.TritonKernel):
     def is_built(self, *, wait: bool) -> bool:
         return self._kernel.is_built(wait=True)
 
-    @_recorded
+    @recorded
     def _launch(self, programs, tables) -> None:
         _, rows, words = (table.numpy() for table in tables)
         arrays, keys = len(self._graph.memory), self._graph.keys
@@ -104,7 +106,7 @@ class _Kernel(triton_kernel.TritonKernel):
         self._kernel(table, np.ascontiguousarray(words[:, :keys].T).view(np.uint32), numbers, of_params)
 
 
-@_recorded
+@recorded
 def _ahead(self, programs, arguments) -> None:
     """Do what the function `ahead` of `halfstep.kernels.triton_numbers` does."""
     given, rows, words, counts, leaves, fast, parameters = arguments
