@@ -38,10 +38,9 @@ os.environ |= {
 import jax
 import jax.numpy as jnp
 import optax
-from gpu_programs import bytes_stored, faults, has_products, instructions, machine_code
-from hbm_traffic import hbm_traffic
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
+from programs import bytes_stored, faults, has_products, hbm_traffic, instructions, machine_code
 
 import halfstep_jax as hs
 from halfstep_spec import PARAM_STORAGES

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from gpu_programs import Loop, faults, faults_of_llvm, loops, machine_code
+from programs import Loop, faults, faults_of_llvm, loops, machine_code
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver

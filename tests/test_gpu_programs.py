@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "gpu_programs.py"
+PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "programs.py"
 
 
 @pytest.fixture(scope="module")

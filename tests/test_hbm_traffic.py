@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "hbm_traffic.py"
+PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "programs.py"
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import compiled_torch
 import pytest
-from gpu_programs import faults, machine_code
+from programs import faults, machine_code
 
 from gpu_bits import triton_launches
 from gpu_bits.comparison import differences

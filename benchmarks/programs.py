@@ -1,12 +1,18 @@
-"""What is in the program of a GPU kernel: operations that round otherwise than the contract, and how many.
+"""What is in a compiled program: bytes that it moves, and operations that round otherwise than the contract.
 
-A program keeps the contract's bits if no product is fused with a sum, quotients and roots are rounded
+A kernel of a GPU keeps the contract's bits if no product is fused with a sum, quotients and roots are rounded
 correctly and nothing is flushed: then its PTX has no `fma`, no `.approx` or `.full` and no `.ftz`, and says
 `.rn` of every product, sum and difference: of others NVIDIA's assembler, `ptxas`, may fuse a product with a
 sum. Its instructions are those that take time.
+
+The bytes that an XLA program moves to and from memory are read from its text: `compiled.cost_analysis()` does
+not tell a TPU's on-chip memory from HBM, and counts what is prefetched into it twice. Here every operation of
+the entry computation reads its operands and writes its results once; arrays in on-chip memory (`S(1)` in
+their layout) are free, and so is what moves nothing.
 """
 
 import functools
+import math
 import os
 import pathlib
 import re
@@ -31,6 +37,17 @@ _INTEGER = frozenset(
 )
 _MULTIPLY_ADDS = ("FFMA", "FFMA2", "HFMA2", "DFMA")
 _STORE = re.compile(r"\bst\.global[\w:.]*?(?:\.v(\d))?\.[bsuf](\d+)\b")
+
+
+_BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "f8e4m3fn": 8, "f8e5m2": 8}
+_BITS |= {f"{kind}{bits}": bits for kind in "su" for bits in (4, 8, 16, 32, 64)}
+_ARRAY = re.compile(rf"\b({'|'.join(sorted(_BITS, key=len, reverse=True))})\[([\d,]*)\](?:\{{([^}}]*)\}})?")
+_OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_ON_CHIP = "S("
+_MOVES_NOTHING = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("copy-done", "slice-done", "dynamic-slice-done"),  # counted where they start
+}
 
 
 class MachineCode(NamedTuple):
@@ -106,51 +123,51 @@ def bytes_stored(ptx: str) -> int:
 @functools.cache
 def machine_code(ptx: str) -> MachineCode | None:
     """Return what `ptxas` makes of a program for its own target; None where there is no `ptxas`."""
-    target = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)[0]
-    # Of the two that Triton brings this one is the newer; it knows older devices too.
-    ptxas, disassemble = _tool("ptxas-blackwell") or _tool("ptxas"), _tool("nvdisasm")
-    if not (ptxas and disassemble):
+    if not all(_tools()):
         return None
+    said, code = _assembled(ptx)
+    names, unfused = map(_names, (code, _assembled(ptx, "--fmad=false")[1]))
+    registers = max(map(int, re.findall(r"Used (\d+) registers", said)), default=0)
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
+    made, needed = (sum(name in _MULTIPLY_ADDS for name in listed) for listed in (names, unfused))
+    integer = sum(name in _INTEGER for name in names)
+    return MachineCode(len(names), integer, registers, spilled, made - needed)
+
+
+def _names(code: str) -> list[str]:
+    return [
+        name
+        for name in re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", code, re.MULTILINE)
+        if name != "NOP"
+    ]
+
+
+def _assembled(ptx: str, *options: str) -> tuple[str, str]:
+    """Return what `ptxas` says of a program, and its machine code."""
+    (target,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)[:1]
+    ptxas, disassemble = _tools()
     with tempfile.TemporaryDirectory() as folder:
         text, binary = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
         text.write_text(ptx)
-
-        def assemble(*options: str) -> tuple[str, list[str]]:
-            command = [ptxas, "-v", f"-arch={target}", *options, str(text), "-o", str(binary)]
-            said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-            command = [disassemble, "-c", str(binary)]
-            code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", code, re.MULTILINE)
-            return said, [name for name in lines if name != "NOP"]
-
-        said, names = assemble()
-        _, unfused = assemble("--fmad=false")
-    registers = max(map(int, re.findall(r"Used (\d+) registers", said)), default=0)
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
-    made, needed = (sum(name in _MULTIPLY_ADDS for name in code) for code in (names, unfused))
-    integer = sum(name in _INTEGER for name in names)
-    return MachineCode(len(names), integer, registers, spilled, made - needed)
+        commands = (
+            [ptxas, "-v", f"-arch={target}", *options, str(text), "-o", str(binary)],
+            [disassemble, "-c", str(binary)],
+        )
+        assembled, listed = (
+            subprocess.run(command, check=True, capture_output=True, text=True) for command in commands
+        )
+    return assembled.stderr, listed.stdout
 
 
 @functools.cache
 def loops(ptx: str) -> list[Loop]:
     """Return the loops of a program's machine code, in its order; none without `ptxas`."""
-    target = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)[0]
-    ptxas, disassemble = _tool("ptxas-blackwell") or _tool("ptxas"), _tool("nvdisasm")
-    if not (ptxas and disassemble):
+    if not all(_tools()):
         return []
-    with tempfile.TemporaryDirectory() as folder:
-        text, binary = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
-        text.write_text(ptx)
-        subprocess.run(
-            [ptxas, f"-arch={target}", str(text), "-o", str(binary)], check=True, capture_output=True
-        )
-        command = [disassemble, "-c", str(binary)]
-        code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     listed: list[str] = []
     labels: dict[str, int] = {}
     found: list[Loop] = []
-    for line in code.splitlines():
+    for line in _assembled(ptx)[1].splitlines():
         if label := re.match(r"(\.L[\w.]*):", line):
             labels[label[1]] = len(listed)
         elif read := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)(.*)", line):
@@ -168,9 +185,68 @@ def _loop(names: list[str]) -> Loop:
     return Loop(len(plain), sum(name in _INTEGER for name in plain), wide, len(memory) - wide)
 
 
+def _tools() -> tuple[str | None, str | None]:
+    """Return the paths of NVIDIA's assembler and disassembler, where they are here."""
+    # Of the two assemblers that Triton brings the first is the newer; it knows older devices too.
+    return _tool("ptxas-blackwell") or _tool("ptxas"), _tool("nvdisasm")
+
+
 @functools.cache
 def _tool(name: str) -> str | None:
     """Return the path of a tool of NVIDIA's: as Triton brings it, or on the search path."""
     folders = [pathlib.Path(folder, "triton/backends/nvidia/bin") for folder in sys.path]
     path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
     return shutil.which(name, path=path)
+
+
+def hbm_traffic(text: str) -> float:
+    """Return the bytes that one run of a program moves.
+
+    Args:
+        text: of the optimised program, `compiled.as_text()`.
+    """
+    arrays, total = {}, 0.0
+    for line in _entry_computation(text):
+        if not (match := _OPERATION.match(line)):
+            continue
+        name, results, operation, rest = match.groups()
+        arrays[name] = _arrays(results)
+        if operation in _MOVES_NOTHING:
+            continue
+        if operation.endswith("-start"):
+            total += _asynchronous(operation, arrays[name])
+            continue
+        operands = [arrays.get(operand, []) for operand in re.findall(r"%([\w.\-]+)", _arguments(rest))]
+        total += sum(size for group in (arrays[name], *operands) for size, on_chip in group if not on_chip)
+    return total
+
+
+def _entry_computation(text: str) -> list[str]:
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("ENTRY"))
+    end = next(i for i in range(start, len(lines)) if lines[i].startswith("}"))
+    return lines[start + 1 : end]
+
+
+def _arrays(results: str) -> list[tuple[float, bool]]:
+    """Return the size in bytes of every array of a type, and whether it is in on-chip memory."""
+    return [
+        (math.prod(int(n) for n in shape.split(",") if n) * _BITS[dtype] / 8, _ON_CHIP in layout)
+        for dtype, shape, layout in _ARRAY.findall(results)
+    ]
+
+
+def _asynchronous(operation: str, arrays: list[tuple[float, bool]]) -> float:
+    """Return what a copy between memories moves: as much as it writes, on each side that is HBM."""
+    written, read = arrays[:2] if operation == "copy-start" else (arrays[1], arrays[0])
+    return written[0] * ((not written[1]) + (not read[1]))
+
+
+def _arguments(rest: str) -> str:
+    """Return what stands before the parenthesis that closes the operands."""
+    depth = 1
+    for i, character in enumerate(rest):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return rest[:i]
+    return rest
