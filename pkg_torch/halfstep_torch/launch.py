@@ -251,7 +251,7 @@ class Launch:
         """Bring gradients to their weights; return what links measure over all gradients."""
         for action in self._actions:
             action.bring()
-        return measure(self.batches, self._norms.sums) if self._looks else {}
+        return measure(self.batches, self._norms.sums, self._norms.late) if self._looks else {}
 
     def prepare(self, optimizer: StateOwner, measured: Measured) -> None:
         """Prepare numbers, keys, kernels and rows: everything that can fail, before weights change."""

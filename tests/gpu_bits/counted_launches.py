@@ -18,7 +18,7 @@ from gpu_bits.interpreted_steps import as_on_gpu
 
 ARRAYS = 12  # of one kind of storage; the interpreter takes long
 # Operations that launch nothing on a GPU. All tables of a step are copied there at once.
-FREE = {"empty", "as_strided", "view", "slice", "select", "detach", "alias", "_to_copy", "_reshape_alias"}
+FREE = {"empty", "as_strided", "view", "slice", "select", "unbind", "detach", "alias", "_to_copy"}
 FREE |= {"_record_function_enter_new", "_record_function_exit"}
 
 

@@ -46,7 +46,11 @@ def test_the_text_has_the_bits_of_plain_steps():
 
 
 def test_a_step_with_norms_launches_three_kernels_and_nothing_else():
-    expected = {"default": ["step"], "Lamb16": ["step", "scale", "step"]}
+    expected = {
+        "default": ["step"],
+        "Lamb16": ["step", "scale", "step"],
+        "clipping": ["step", "measure", "step"],
+    }
     found = interpreted("counted_launches", *expected)
     assert found == {name: {"launches": of, "operations": []} for name, of in expected.items()}
 

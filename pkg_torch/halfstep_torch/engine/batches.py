@@ -49,6 +49,7 @@ class Batch:
         host_keys: of their random words: a column for each slot.
         kernels: of each stage the kernel, or None; none of any stage where steps are plain.
         grad_addresses: where the gradients are, if all slots are whole parameters.
+        late: numbers that depend on all gradients, if they stay on the device: a row for each slot, and more.
     """
 
     group: ReadGroup
@@ -63,6 +64,7 @@ class Batch:
     host_keys: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
     kernels: Sequence[Kernel | None] = ()
     grad_addresses: np.ndarray | None = None
+    late: Tensor | None = None
     # Not for copies with other slots.
     rows: "list[_Rows]" = dataclasses.field(default_factory=list, init=False)
     tables: dict[tuple, np.ndarray] = dataclasses.field(default_factory=dict, init=False)
@@ -124,7 +126,8 @@ class Batch:
         places, rest = self.by_memory(0, self.all_places, _Gradients(self))
         if rest:
             return False
-        kernel(self.table(0, places, self.grad_addresses, None), *self.inputs(0, places))
+        table, late = self.table(0, places, self.grad_addresses, None), self.late_numbers(0)
+        kernel(table, *self.inputs(0, places), late=late)
         return True
 
     def table(
@@ -165,9 +168,10 @@ class Batch:
 
     def inputs(self, k: int, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return for slots the keys, the numbers of the k-th stage by count, and whose row each reads."""
-        rows, rules = [], self.plan.bounds[k]
+        rows, rules, late = [], self.plan.bounds[k], self.late_numbers(k) is not None
         for of_rules in self.numbers.values():
-            rows.append([*map(float, flat(of_rules[rules.start : rules.stop]))])
+            of_stage = flat(of_rules[rules.start : rules.stop])
+            rows.append([0.0 if late and isinstance(x, Tensor) else float(x) for x in of_stage])
         numbers, keys, which = np.array(rows, np.float32), self.host_keys, None
         if len(self.numbers) > 1:
             at = {step: i for i, step in enumerate(self.numbers)}
@@ -177,6 +181,11 @@ class Batch:
             numbers,
             which,
         )
+
+    def late_numbers(self, k: int) -> tuple[int, Tensor] | None:
+        """Return the numbers that the k-th stage's kernel reads where they were measured."""
+        kernel = self.kernels[k] if self.kernels else None
+        return (0, self.late) if self.late is not None and kernel is not None and kernel.reads_late else None
 
     def gradient_addresses(self) -> np.ndarray:
         """Return where the gradients of all slots are."""
@@ -333,7 +342,13 @@ def _mark(spec: StateArray, x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x if x.itemsize > 1 else x.to(torch.float32), math.inf)
 
 
-def measure(batches: Sequence[Batch], sums: Sums = PLAIN_SUMS) -> Measured:
+Late = Callable[[Link, Values, Sequence[Tensor]], Mapping[str, Tensor] | None]
+"""From a link, its values and all gradients to what it measures, if that can stay on a device."""
+
+
+def measure(
+    batches: Sequence[Batch], sums: Sums = PLAIN_SUMS, late: Late = lambda link, h, grads: None
+) -> Measured:
     """Return the measures of links that depend on all gradients, by group and place in the chain.
 
     `sums` has the bits of `PLAIN_SUMS`.
@@ -349,7 +364,11 @@ def measure(batches: Sequence[Batch], sums: Sums = PLAIN_SUMS) -> Measured:
                 of_link = norms.setdefault(
                     (id(link), batch.group.scale), _norms_of(batches, link, batch.group.scale, sums)
                 )
-                measured[key] = link.measure(batch.group.values[j], of_link)
+                h, slots = batch.group.values[j], _slots_of(batches, link)
+                known = None
+                if batch.group.scale is None and all(type(slot) is Slot for slot in slots):
+                    known = late(link, h, [slot.grad for slot in slots])
+                measured[key] = link.measure(h, of_link) if known is None else known
     return measured
 
 
@@ -360,8 +379,7 @@ def _norms_of(
 
     @functools.cache
     def norms(exact: bool) -> Tensor:
-        slots = [slot for other in batches if _has(other, link) for slot in other.slots]
-        slots.sort(key=lambda slot: slot.index)
+        slots = _slots_of(batches, link)
         grads = [slot.grad for slot in slots]
         held = [slot.held for slot in slots]
         if scale is not None:
@@ -371,5 +389,7 @@ def _norms_of(
     return norms
 
 
-def _has(batch: Batch, link: Link) -> bool:
-    return any(batch.group.links[j] is link for j in batch.plan.rule_indices)
+def _slots_of(batches: Iterable[Batch], link: Link) -> list[Slot]:
+    """Return the slots that a link steps, in an order that all processes share."""
+    having = (x for x in batches if any(x.group.links[j] is link for j in x.plan.rule_indices))
+    return sorted((slot for batch in having for slot in batch.slots), key=lambda slot: slot.index)

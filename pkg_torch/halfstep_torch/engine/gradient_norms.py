@@ -1,24 +1,30 @@
 """The norms of many gradients: those of one dtype on one device by one call of a kernel, two if exact."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import Values
 from halfstep.kernels.c_driver import FIELDS
+from halfstep.kernels.graph import NoGeneratedForm
 from halfstep_torch.distributed.shards import PLAIN
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.kernels.norm_kernel import NormKernel, norm_kernel_of
+from halfstep_torch.engine.kernels.scale_kernel import measure_kernel_of
 from halfstep_torch.engine.stage import Stage
-from halfstep_torch.numbers.global_norm import Sums, largest_pattern, sum_of_squares
+from halfstep_torch.links.link import LateNumbers, Link
+from halfstep_torch.numbers.global_norm import Sums, global_norms, largest_pattern, sum_of_squares
 from halfstep_torch.numbers.norms import PIECE, norms, norms_of_sums
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
 # Of no rule: what comes in leaves in float32, and weights are not read.
 _STAGE = Stage((), (), (), BoundWeights(NearestWeights()), (), torch.float32, negates=False, applies=False)
 _GRADIENT = len(FIELDS) + 1
+Kind = tuple[Any, ...]
 _NO_KEYS, _NO_NUMBERS = np.zeros((0, 1), np.uint32), np.zeros((1, 0), np.float32)
 
 
@@ -63,14 +69,41 @@ class GradientNorms:
         zero = torch.zeros(2, dtype=torch.int64, device=largest.device)
         return torch.stack([zero, *(x.to(zero.device) for x in parts)]).sum(0)
 
+    def late(self, link: Link, h: Values, tensors: Sequence[Tensor]) -> Mapping[str, Tensor] | None:
+        """Return what a link measures over all arrays, by two launches that leave it on the device.
+
+        None where there are no such kernels, as on a CPU, or the arrays are not of one kind.
+        """
+        kinds = {_kind_of(x) for x in tensors}
+        kind: Kind = kinds.pop() if len(kinds) == 1 else ()
+        kernel = self._kernel(*kind, "squares") if kind else None
+        if kernel is None or (device := kernel.on_device) is None:
+            return None
+        try:
+            last = measure_kernel_of(link, h, kind[0])
+        except NoGeneratedForm:
+            return None
+        if last.problem:
+            return None
+        made = torch.empty(len(tensors), len(last.names), dtype=torch.float32, device=kind[0])
+        table = self._table(kernel, kind[0], tensors)
+        device(table, _NO_KEYS, _NO_NUMBERS, None, then=functools.partial(last, made=made))
+        if not last.is_checked:
+            plain = link.measure(h, functools.partial(self._of_all, tensors))
+            last.check(made, torch.stack([*plain.values()]).expand(made.shape))
+            return None if last.problem else LateNumbers(last.names, made)
+        return LateNumbers(last.names, made)
+
+    def _of_all(self, tensors: Sequence[Tensor], exact: bool) -> Tensor:
+        return global_norms(tensors, exact=exact, sums=self.sums)
+
     def _by_kernels(
         self, sums: str, tensors: Sequence[Tensor], unit: Tensor | None = None
     ) -> Iterator[tuple[list[int], Tensor | None]]:
         """Yield the places of arrays, and their sums in columns, or None where there is no kernel."""
-        kinds: dict[tuple, list[int]] = {}
+        kinds: dict[Kind, list[int]] = {}
         for i, x in enumerate(tensors):
-            is_flat = type(x) in PLAIN and x.is_contiguous()
-            kinds.setdefault((x.device, x.dtype) if is_flat else (), []).append(i)
+            kinds.setdefault(_kind_of(x), []).append(i)
         for kind, places in kinds.items():
             kernel = self._kernel(*kind, sums) if kind else None
             if kernel is None:
@@ -92,6 +125,11 @@ class GradientNorms:
         rows = self._tables[key].rows
         rows[:, _GRADIENT] = [x.data_ptr() for x in tensors]
         return rows
+
+
+def _kind_of(x: Tensor) -> Kind:
+    """Return device and dtype of an array that kernels can read; () of others."""
+    return (x.device, x.dtype) if type(x) in PLAIN and x.is_contiguous() else ()
 
 
 class _Table:

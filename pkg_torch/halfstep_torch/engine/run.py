@@ -82,7 +82,8 @@ def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
             if rows:
                 keys, numbers, which = batch.inputs(k, rows)
                 out = None if leaving is None else _addresses(rows, leaving)
-                kernel(batch.table(k, rows, _addresses(rows, arriving), out), keys, numbers, which)
+                table, late = batch.table(k, rows, _addresses(rows, arriving), out), batch.late_numbers(k)
+                kernel(table, keys, numbers, which, late=late)
         short = [place for place in rest if _is_short(batch.slots[place], k, arriving[place])]
         for together in _alike(batch, k, short):
             _step_packed(batch, k, together, arriving, leaving)

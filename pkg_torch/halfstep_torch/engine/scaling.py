@@ -48,6 +48,7 @@ class Scale(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class _Scaled:
     name = "scaled"
+    late = Scale._fields
     scope = "elementwise"
     needs = "update"
 
@@ -59,6 +60,7 @@ class _Scaled:
 @dataclasses.dataclass(frozen=True)
 class _Norms(_Scaled):
     name = "norms"
+    late = ()
 
 
 class _BoundNorms(BoundRule):

@@ -13,7 +13,7 @@ from halfstep.random_words import leaf_id
 from halfstep_torch.engine.batches import Batch, Measured
 from halfstep_torch.engine.number_places import flat, number_places, unflat  # noqa: F401
 from halfstep_torch.engine.plan import Stream
-from halfstep_torch.links.link import Link, is_ours
+from halfstep_torch.links.link import LateNumbers, Link, is_ours
 from halfstep_torch.numbers.random_words import as_int32, leaf_keys
 from halfstep_torch.numbers.schedules import Scheduled
 
@@ -52,6 +52,9 @@ def attach_numbers(batches: Sequence[Batch], measured: Measured, known: Numbers)
                     _compute(link, h, step, measured.get(at), place, of_counts, again)
                 of_rules.append(of_counts[place])
         batch.numbers = numbers
+        of_links = [measured.get((group.index, j)) for j in batch.plan.rule_indices]
+        rows = [x.rows for x in of_links if isinstance(x, LateNumbers)]
+        batch.late = rows[0] if len(rows) == 1 else None
     return now
 
 

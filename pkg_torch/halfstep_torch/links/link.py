@@ -52,6 +52,18 @@ class ParamInfo(NamedTuple):
     name: str = ""
 
 
+class LateNumbers(dict):
+    """What a link measured, where the numbers stay on a device, as 0-d tensors.
+
+    Attributes:
+        rows: all of them, for each of at least as many parameters as there are: float32.
+    """
+
+    def __init__(self, names: Sequence[str], rows: Tensor) -> None:
+        super().__init__(zip(names, rows[0], strict=True))
+        self.rows = rows
+
+
 class Link(Rule):
     """A link of a torch chain: the base of rules that only torch has.
 
@@ -151,7 +163,8 @@ class Link(Rule):
             op: Any = NumbersOp(h, step)  # of NumPy's scalars, as `halfstep.op.NumbersOp` of Numbers
             numbers = given | self._made_numbers(values, step, op)
         numbers.update(measured or {})
-        rounded = [x if isinstance(x, DecayRate) else float(np.float32(x)) for x in numbers.values()]
+        stays = (DecayRate, Tensor) if isinstance(measured, LateNumbers) else DecayRate
+        rounded = [x if isinstance(x, stays) else float(np.float32(x)) for x in numbers.values()]
         return named_tuple("Numbers", tuple(numbers))(*rounded)
 
     def tensor_numbers(self, values: Mapping[str, Tensor], counts: Tensor, coming: Tensor) -> list[Tensor]:

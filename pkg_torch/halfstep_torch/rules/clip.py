@@ -24,6 +24,7 @@ class ClipByGlobalNorm(shared.ClipByGlobalNorm, Link):
     """Clip by the norm of the gradients of all parameters of an optimizer."""
 
     measures = True
+    late = ("factor", "scale")
 
     def measure(self, h: Values, norms: Callable[[bool], Tensor]) -> Mapping[str, Tensor]:
         """Return the factors of all gradients."""

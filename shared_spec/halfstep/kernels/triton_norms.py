@@ -35,7 +35,7 @@ def by_halves(y, P: tl.constexpr):
 {_HALVES}
     return tl.reshape(y, [P])
 """
-_OF_PIECES = {
+OF_PIECES = {
     "squares": """
     most = tl.max(b, axis=1, keep_dims=True)
     field = tl.minimum(tl.maximum(most >> 23, 1), 253)
@@ -81,7 +81,7 @@ _TOTAL = {
 
 def functions_of_norms(sums: str, of: str) -> list[str]:
     """Return the functions that add up pieces, given the kind of sums (`graph.SUMS`) and their type."""
-    inserted = {"OF_PIECES": _OF_PIECES[sums].strip("\n"), "TOTAL": _TOTAL[sums].strip("\n"), "SUM": of}
+    inserted = {"OF_PIECES": OF_PIECES[sums].strip("\n"), "TOTAL": _TOTAL[sums].strip("\n"), "SUM": of}
     made = [BY_HALVES, _STORE_SUMS, _TOTALS]
     for name, value in inserted.items():
         made = [text.replace(f"@{name}@", value) for text in made]

@@ -20,8 +20,9 @@ class ClipByGlobalNorm(Rule):
     makes every update NaN; an infinite update makes the others 0, and itself NaN.
 
     In torch it is the first link of a chain. The norm is that of the gradients of all parameters of the
-    optimizer, and read on the host, once per step. The gradients stay as they are. Shards exchange words once
-    for all gradients together, with `exact` twice.
+    optimizer. It is read on the host once per step, but stays on a GPU that has kernels, for gradients of one
+    dtype. The gradients stay as they are. Shards exchange words once for all gradients together, with `exact`
+    twice.
 
     Args:
         max_norm: the largest norm that is left as it is; a number >= 0, or in JAX a float32 scalar array.

@@ -59,6 +59,11 @@ class Kernel:
         """The kernel that a device launches; None on a CPU."""
         return self._made if isinstance(self._made, TritonKernel) else None
 
+    @property
+    def reads_late(self) -> bool:
+        """Whether it reads numbers where another kernel has written them."""
+        return self.on_device is not None and self.on_device.reads_late
+
     def is_ready(self, *, wait: bool) -> bool:
         """Whether the kernel can be called; `wait` for the compiler."""
         if self._made is None or self._problem or not self._made.is_built(wait=wait):

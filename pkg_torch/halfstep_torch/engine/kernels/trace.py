@@ -54,11 +54,15 @@ def trace(stage: Stage, places: Values, grad_dtype: torch.dtype) -> Graph:
 
 
 def _late(stage: Stage, places: Values) -> range:
-    """Return the places of the numbers that another kernel writes."""
+    """Return the places of numbers that another kernel writes: of `SCALED`, or of a link that measures."""
+    found = range(0)
     for rule, of_rule in zip(stage.rules, places, strict=False):
-        if rule is SCALED:
-            return range(of_rule[0], of_rule[-1] + 1)
-    return range(0)
+        if names := getattr(rule.rule, "late", ()):
+            at = [getattr(of_rule, name) for name in names]
+            found = range(at[0], at[-1] + 1)
+            if rule is SCALED:
+                break
+    return found
 
 
 def measured(graph: Graph, sums: str) -> Graph:

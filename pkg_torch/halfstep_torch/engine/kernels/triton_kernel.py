@@ -74,6 +74,11 @@ class TritonKernel:
         self._sizes = sizes_of(graph)
         self._of_table: tuple[np.ndarray, DeviceTables, Staging, Tensor] | None = None
 
+    @property
+    def reads_late(self) -> bool:
+        """Whether it reads a table of numbers that another kernel has written."""
+        return bool(self._graph.late)
+
     def is_built(self, *, wait: bool) -> bool:
         """Whether the kernel can be launched. Triton compiles it at its first launch."""
         return True
@@ -120,7 +125,7 @@ class TritonKernel:
         """Return the numbers that the kernel reads in a table of their own; given are those of all."""
         if late is not None:
             return late[1].contiguous()
-        return torch.from_numpy(numbers[:, self._graph.late]).to(self._device)
+        return torch.from_numpy(np.ascontiguousarray(numbers[:, self._graph.late])).to(self._device)
 
     def resident(self, table: np.ndarray, words: int) -> "Resident":
         """Return a launch whose tables stay on the device, given how many words a parameter has."""
