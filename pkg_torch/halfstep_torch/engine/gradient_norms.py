@@ -76,7 +76,7 @@ class GradientNorms:
         """
         kinds = {_kind_of(x) for x in tensors}
         kind: Kind = kinds.pop() if len(kinds) == 1 else ()
-        kernel = self._kernel(*kind, "squares") if kind else None
+        kernel = self._kernel(kind, "squares") if kind else None
         if kernel is None or (device := kernel.on_device) is None:
             return None
         try:
@@ -105,7 +105,7 @@ class GradientNorms:
         for i, x in enumerate(tensors):
             kinds.setdefault(_kind_of(x), []).append(i)
         for kind, places in kinds.items():
-            kernel = self._kernel(*kind, sums) if kind else None
+            kernel = self._kernel(kind, sums) if kind else None
             if kernel is None:
                 yield places, None
                 continue
@@ -113,7 +113,8 @@ class GradientNorms:
             units = None if unit is None else unit.to(kind[0]).expand(1, len(places))
             yield places, kernel.totals(table, _NO_KEYS, _NO_NUMBERS, None, units)
 
-    def _kernel(self, device: torch.device, dtype: torch.dtype, sums: str) -> NormKernel | None:
+    def _kernel(self, kind: Kind, sums: str) -> NormKernel | None:
+        device, dtype = kind
         return self._choice.ready(device, functools.partial(norm_kernel_of, _STAGE, (), dtype, device, sums))
 
     def _table(self, kernel: NormKernel, device: torch.device, tensors: Sequence[Tensor]) -> np.ndarray:
