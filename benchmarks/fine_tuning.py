@@ -78,14 +78,16 @@ def _torch(named, rate: float, _seed: int) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for _, p in named], lr=rate, weight_decay=DECAY, foreach=True)
 
 
-def _torchao(named, rate: float, seed: int) -> torch.optim.Optimizer:
+def in_torchao(named, rate: float, seed: int) -> torch.optim.Optimizer:
+    """Return torchao's AdamW, which rounds weights stochastically."""
     from torchao.optim.adam import _AdamW
 
     torch.manual_seed(seed)  # its random words are torch's own
     return _AdamW([p for _, p in named], lr=rate, weight_decay=DECAY, bf16_stochastic_round=True)
 
 
-def _ours(**options) -> Callable[..., torch.optim.Optimizer]:
+def in_halfstep(**options) -> Callable[..., torch.optim.Optimizer]:
+    """Return what makes our AdamW with these options."""
     return lambda named, rate, seed: hs.AdamW(named, lr=rate, weight_decay=DECAY, seed=seed, **options)
 
 
@@ -96,12 +98,12 @@ ROWS = (
     Row(FLOAT32, _torch, torch.float32),
     Row(OTHER_ORDER, _torch, torch.float32, 100),
     Row(NEAREST, _torch),
-    Row("bfloat16, torchao, stochastic", _torchao),
-    Row(STOCHASTIC, _ours()),
-    Row(FED_BACK, _ours(param_storage="feedback")),
-    Row(SPLIT8, _ours(param_storage="split8")),
-    Row(OF_MODEL, _ours(param_storage="split8"), beside=False),
-    Row("float16 under a scaler, stochastic", _ours(), torch.float16),
+    Row("bfloat16, torchao, stochastic", in_torchao),
+    Row(STOCHASTIC, in_halfstep()),
+    Row(FED_BACK, in_halfstep(param_storage="feedback")),
+    Row(SPLIT8, in_halfstep(param_storage="split8")),
+    Row(OF_MODEL, in_halfstep(param_storage="split8"), beside=False),
+    Row("float16 under a scaler, stochastic", in_halfstep(), torch.float16),
 )
 
 

