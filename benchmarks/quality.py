@@ -2,11 +2,11 @@
 
     python benchmarks/quality.py adam [--task transformer] [--steps N] [--only TEXT ...] [--json NAME.json]
 
-Subjects are those of `settings.py`, tasks and figures those of `training.py`: digits for 1,500 steps (Muon
-400), and the transformer for 400. A broken moment often *lowers* the last loss, because it takes longer
-steps. A dist below that of another order of the batches is noise; proj off 1 by over 0.01 is bias. `--only`
-has the settings in whose names one of these texts stands, beside the first of their kind. A record keeps the
-rows of the other task.
+Subjects are those of `settings.py` and `rule_settings.py`, tasks and figures those of `training.py`: digits
+for 1,500 steps (Muon 400), and the transformer for 400. A broken moment often *lowers* the last loss, because
+it takes longer steps. A dist below that of another order of the batches is noise; proj off 1 by over 0.01 is
+bias. `--only` has the settings in whose names one of these texts stands, beside the first of their kind. A
+record keeps the rows of the other task.
 """
 
 import argparse
@@ -14,10 +14,13 @@ import json
 import pathlib
 import sys
 
-from settings import CLAIMS, SUBJECTS
+import rule_settings
+import settings
 from training import Setting, Task, Transformer, check, run_all
 
 import report
+
+SUBJECTS = settings.SUBJECTS | rule_settings.SUBJECTS
 
 
 def chosen(settings: list[Setting], only: list[str]) -> list[Setting]:
@@ -41,9 +44,10 @@ def main() -> int:
     given = {name: x for name in ("steps", "seeds") if (x := getattr(arguments, name))}
     usual = {"steps": 400} if arguments.subject == "muon" else {}
     task = (Transformer if arguments.task == "transformer" else Task)(**usual | given)
-    settings = chosen(SUBJECTS[arguments.subject](task), arguments.only)
-    labels = list(settings[-1].labels)
-    rows = run_all(settings, task)
+    make, claims = SUBJECTS[arguments.subject]
+    trained = chosen(make(task), arguments.only)
+    labels = list(trained[-1].labels)
+    rows = run_all(trained, task)
     report.print_table(
         " | ".join([f"<{label}" for label in labels] + ["bytes | state | loss | over float32 | dist | proj"]),
         (
@@ -57,7 +61,7 @@ def main() -> int:
     )
     record = arguments.json
     before = json.loads(record.read_text()) if record and record.exists() else {}
-    held = check(CLAIMS[arguments.subject], rows, labels)
+    held = check(claims, rows, labels)
     return report.finish(held, before | {arguments.task: rows}, record)
 
 

@@ -10,7 +10,17 @@ import pytest
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
-    *("report", "training", "settings", "eco", "quality", "muon_peers", "second_moment", "lamb"),
+    *(
+        "report",
+        "training",
+        "settings",
+        "rule_settings",
+        "eco",
+        "quality",
+        "muon_peers",
+        "second_moment",
+        "lamb",
+    ),
     *("cost", "gpu", "speed", "timing", "distributed", "long_run"),
     *("fine_tuning", "language_model", "unknown_rates"),
 )
@@ -53,12 +63,12 @@ def test_claims_are_held_against_the_rows_that_are_there(monkeypatch):
 
 def test_claims_of_each_subject_are_about_settings_that_it_has(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    import settings
+    import quality
     from training import Task, Transformer
 
-    for subject, make in settings.SUBJECTS.items():
+    for make, claims in quality.SUBJECTS.values():
         names = {x.name for task in (Task(), Transformer()) for x in make(task)}
-        for claim in settings.CLAIMS[subject]:
+        for claim in claims:
             sides = (side[1] if isinstance(side, tuple) else side for side in claim[1:])
             assert {side for side in sides if isinstance(side, str)} <= names
 
