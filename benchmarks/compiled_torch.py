@@ -31,6 +31,7 @@ from triton.runtime import driver
 import halfstep_torch as hs
 from halfstep.kernels.graph import Graph
 from halfstep.kernels.simplify import simplified
+from halfstep.kernels.triton_process import module_of
 from halfstep.kernels.triton_source import triton_source
 from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.engine.batches import measure as measures
@@ -106,7 +107,7 @@ def graphs(optimizer: torch.optim.Optimizer) -> list[Graph]:
 def compile_graph(graph: Graph, target: str) -> Program:
     """Compile the kernel of a graph for a target, as it is launched there."""
     driver.set_active(_Driver())
-    module, sizes = triton_kernel.module_of(triton_source(graph)), triton_kernel.sizes_of(graph)
+    module, sizes = module_of(triton_source(graph)), triton_kernel.sizes_of(graph)
     tables = [node.name for node in graph.nodes if node.op == "table"]
     pointers = {"chunks": "*i32", "rows": "*i64", "words": "*i32", **dict.fromkeys(tables, "*fp32")}
     pointers |= {"late": "*fp32"} if graph.late else {}

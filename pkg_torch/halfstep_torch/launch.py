@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.kernels.triton_process import compile_at_once
 from halfstep_torch.engine.batches import Batch, Measured, add_to_batches, check_finite, measure
 from halfstep_torch.engine.capture import Captures, check_capture
 from halfstep_torch.engine.gradient_norms import GradientNorms
@@ -281,6 +282,7 @@ class Launch:
         some = [batch for batch in some if choice.wants(name, batch.device)]
         # Every compiler is started before the first is waited for.
         asked = [self._kernels_of(batch) for batch in some]
+        compile_at_once([kernel.request for kernel in {x: None for kernels in asked for x in kernels if x}])
         for batch, kernels in zip(some, asked, strict=True):
             found = [kernel if kernel and choice.has(name, kernel) else None for kernel in kernels]
             if (pair := self._pairs[id(batch)]) is None:

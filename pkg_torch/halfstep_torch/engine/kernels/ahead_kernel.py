@@ -8,8 +8,9 @@ from torch import Tensor
 from halfstep.kernels.graph import ROWS, NoGeneratedForm
 from halfstep.kernels.simplify import simplified
 from halfstep.kernels.triton_numbers import COMING, triton_numbers
+from halfstep.kernels.triton_process import module_of
 from halfstep_torch.engine.kernels.trace import traced
-from halfstep_torch.engine.kernels.triton_kernel import OPTIONS, is_exact_by_ptx, module_of, on_device
+from halfstep_torch.engine.kernels.triton_kernel import OPTIONS, is_exact_by_ptx, on_device
 from halfstep_torch.engine.plan import Stream
 from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.links.link import Link

@@ -16,6 +16,7 @@ from halfstep.kernels.c_driver import FIELDS
 from halfstep.kernels.c_source import c_source
 from halfstep.kernels.graph import Graph, NoGeneratedForm
 from halfstep.kernels.simplify import simplified
+from halfstep.kernels.triton_process import Request
 from halfstep.kernels.triton_source import triton_source
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.kernels.c_kernel import CKernel
@@ -46,6 +47,16 @@ class Kernel:
 
     def _generated(self) -> CKernel | TritonKernel:
         return generated(self._stage, self._places, self._incoming, self._device)
+
+    @property
+    def request(self) -> Request | None:
+        """What a process needs to compile a new kernel of Triton for a GPU of NVIDIA."""
+        if not isinstance(self._made, TritonKernel) or self._is_checked:
+            return None
+        if self._device.type != "cuda" or torch.version.hip:
+            return None
+        major, minor = torch.cuda.get_device_capability(self._device)
+        return self._made.request(("cuda", 10 * major + minor, 32))
 
     @property
     def problem(self) -> str:

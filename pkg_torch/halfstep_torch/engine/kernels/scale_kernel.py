@@ -9,10 +9,11 @@ from torch import Tensor
 
 from halfstep.hyperparameters import Values
 from halfstep.kernels.graph import NoGeneratedForm
+from halfstep.kernels.triton_process import module_of
 from halfstep.kernels.triton_scale import triton_measure, triton_scale
 from halfstep.kernels.triton_source import ROW_FIELDS
 from halfstep_torch.engine.kernels.trace import traced
-from halfstep_torch.engine.kernels.triton_kernel import OPTIONS, is_exact_by_ptx, module_of, on_device
+from halfstep_torch.engine.kernels.triton_kernel import OPTIONS, is_exact_by_ptx, on_device
 from halfstep_torch.engine.number_places import flat, unflat
 from halfstep_torch.engine.scaling import Asked, scale_of
 from halfstep_torch.links.bound_rule import BoundRule

@@ -1,9 +1,7 @@
 """A kernel on a device: its Triton module, and one launch that updates all parameters of a table."""
 
 import functools
-import hashlib
 import importlib
-import linecache
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.kernels.graph import Graph, NoGeneratedForm
+from halfstep.kernels.triton_process import Request, module_of
 from halfstep.kernels.triton_source import ROW_FIELDS, triton_source
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.kernels.device_tables import CHUNK, DeviceTables, takes
@@ -68,7 +67,8 @@ class TritonKernel:
     def __init__(self, graph: Graph, stage: Stage, device: torch.device) -> None:
         """Make the kernel of a graph of `in_powers_of_two(stage)`."""
         self._graph, self._stage, self._device, self.problem = graph, stage, device, ""
-        self._module = module_of(triton_source(graph, exact_by_ptx=is_exact_by_ptx()))
+        self._text = triton_source(graph, exact_by_ptx=is_exact_by_ptx())
+        self._module = module_of(self._text)
         tables = [node.args[0] for node in graph.nodes if node.op == "table"]
         self._codebooks = [torch.tensor(values, dtype=torch.float32, device=device) for values in tables]
         self._sizes = sizes_of(graph)
@@ -82,6 +82,11 @@ class TritonKernel:
     def is_built(self, *, wait: bool) -> bool:
         """Whether the kernel can be launched. Triton compiles it at its first launch."""
         return True
+
+    def request(self, target: tuple[str, int | str, int]) -> Request:
+        """Return what a process needs to compile the kernel for a target, as it is launched here."""
+        pointers = ["int32", "int64", "int32", *["float32"] * (len(self._codebooks) + bool(self._graph.late))]
+        return Request(self._text, target, pointers, [CHUNK], {**self._sizes, **OPTIONS})
 
     def takes(self, stage: Stage, window: Window) -> bool:
         """Whether the kernel can update a window of a parameter."""
@@ -219,15 +224,3 @@ def in_powers_of_two(stage: Stage) -> Stage:
     if len(stage.blocks) > 1:
         raise NoGeneratedForm("blocks within blocks whose length is no power of two")
     return with_blocks(stage, lambda fmt: fmt.blocks and Blocks(1 << (fmt.blocks.size - 1).bit_length()))
-
-
-@functools.cache
-def module_of(text: str) -> Untyped:
-    """Return the module of a source. No file is written: Triton reads the source from `linecache`."""
-    name = f"<halfstep kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    module = type(importlib)(name)
-    module.__file__ = name
-    run: Callable = exec
-    run(compile(text, name, "exec"), module.__dict__)
-    return module
