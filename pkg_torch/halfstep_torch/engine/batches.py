@@ -96,12 +96,12 @@ class Batch:
 
     @functools.cached_property
     def indices(self) -> np.ndarray:
-        """The indices of the parameters among those of the launch."""
+        """The indices of the parameters in the launch."""
         return np.array([slot.index for slot in self.slots], np.intp)
 
     @functools.cached_property
     def ending(self) -> np.ndarray:
-        """The indices of those whose step ends with this batch."""
+        """The indices of the parameters that end their step with this batch."""
         return np.array([slot.index for slot in self.slots if slot.ends], np.intp)
 
     @functools.cached_property
@@ -167,7 +167,7 @@ class Batch:
         return places if self.places is None else self.places[places].tolist()
 
     def inputs(self, k: int, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return for slots the keys, the numbers of the k-th stage by count, and whose row each reads."""
+        """Return the keys of slots, the k-th stage's numbers by count, and the row that each slot reads."""
         rows, rules, late = [], self.plan.bounds[k], self.late_numbers(k) is not None
         for of_rules in self.numbers.values():
             of_stage = flat(of_rules[rules.start : rules.stop])
@@ -240,7 +240,7 @@ class _Rows:
         return self._rows[chosen]
 
     def takes(self, place: int, slot: Slot, incoming: Mapping[int, Tensor], i: int, kernel: Kernel) -> bool:
-        """Whether a kernel can update a slot, whose gradient is the i-th that comes in."""
+        """Whether a kernel can update a slot, given all incoming gradients and the slot's place in them."""
         if place not in self._takes:
             stage = slot.plan.stages[self._k]
             self._takes[place] = slot.is_flat(incoming[i]) and kernel.takes(stage, slot.window)
@@ -248,7 +248,7 @@ class _Rows:
 
     def _row(self, slot: Slot) -> list[int]:
         stage = slot.plan.stages[self._k]
-        changing = [slot.param] * (1 if stage.applies else 2)  # whose addresses are set in each step
+        changing = [slot.param] * (1 if stage.applies else 2)  # each step writes their addresses
         return row_of(stage, slot.window, [slot.param, *changing, *(slot.state[x] for x in stage.arrays)])
 
 
@@ -259,7 +259,7 @@ def add_to_batches(
     states: MutableMapping[Tensor, State],
     slots_of: Callable[[ReadGroup, str, Tensor], Sequence[Slot]],
 ) -> None:
-    """Check the parameters that have a gradient, and add those to batches that are in none yet.
+    """Check the parameters that have a gradient, and add new ones to batches.
 
     New parameters get zeros in `states`.
 
@@ -343,7 +343,7 @@ def _mark(spec: StateArray, x: Tensor) -> Tensor:
 
 
 Late = Callable[[Link, Values, Sequence[Tensor]], Mapping[str, Tensor] | None]
-"""From a link, its values and all gradients to what it measures, if that can stay on a device."""
+"""From a link, its values and all gradients to the measured numbers, if these can stay on a device."""
 
 
 def measure(

@@ -34,8 +34,8 @@ class Counts:
         A tensor stays the same object. One that others may read at its address stays where it is.
 
         Args:
-            tensors: the counts, by the parameters' indices, which are less than `length`.
-            length: of what is returned.
+            tensors: the counts, by the parameters' indices.
+            length: the number of indices; each is less.
             states: of all parameters. Their counts too move into a new array if the old one is full.
             room: how many numbers a new array has at least.
         """
@@ -65,7 +65,7 @@ class SomeCounts:
     """The counts of some parameters, by the parameters' indices."""
 
     def __init__(self, numbers: np.ndarray, places: np.ndarray, apart: Sequence[tuple[int, Tensor]]) -> None:
-        # Of those that have no number in the array, the last number takes the place.
+        # Counts outside of the array have the place of its last number.
         self._numbers, self._places, self._apart = numbers, places, apart
 
     def next(self) -> np.ndarray:

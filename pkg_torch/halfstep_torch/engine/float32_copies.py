@@ -29,8 +29,8 @@ class Float32Copies:
 
     Args:
         params: the parameters.
-        memory: by device, what copies of a CPU were in before: of weights, and of gradients. It grows to the
-            most that is asked for. (New memory costs a CPU more than stepping the weights in it.)
+        memory: by device, the arrays that held copies of weights and of gradients on a CPU before. They grow
+            to the most elements so far. (New memory costs a CPU more than stepping the weights in it.)
 
     Attributes:
         weights: of each parameter, a float32 tensor of its shape.

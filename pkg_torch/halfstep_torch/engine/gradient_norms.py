@@ -1,4 +1,4 @@
-"""The norms of many gradients: those of one dtype on one device by one call of a kernel, two if exact."""
+"""The norms of many gradients: one kernel call for each dtype and device, or two calls if exact."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from halfstep_torch.numbers.global_norm import Sums, global_norms, largest_patte
 from halfstep_torch.numbers.norms import PIECE, norms, norms_of_sums
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
-# Of no rule: what comes in leaves in float32, and weights are not read.
+# No rule: the gradient leaves in float32, and no weight is read.
 _STAGE = Stage((), (), (), BoundWeights(NearestWeights()), (), torch.float32, negates=False, applies=False)
 _GRADIENT = len(FIELDS) + 1
 Kind = tuple[Any, ...]
@@ -70,7 +70,7 @@ class GradientNorms:
         return torch.stack([zero, *(x.to(zero.device) for x in parts)]).sum(0)
 
     def late(self, link: Link, h: Values, tensors: Sequence[Tensor]) -> Mapping[str, Tensor] | None:
-        """Return what a link measures over all arrays, by two launches that leave it on the device.
+        """Return the numbers that a link measures over all arrays; two launches leave them on the device.
 
         None where there are no such kernels, as on a CPU, or the arrays are not of one kind.
         """

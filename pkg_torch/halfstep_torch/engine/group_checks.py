@@ -24,7 +24,7 @@ from halfstep_torch.links.link import is_ours
 from halfstep_torch.numbers.schedules import Schedule
 
 _CYCLE = ("base_momentum", "max_momentum")
-"""What OneCycleLR and CyclicLR write into groups: the ends between which they take betas[0] or momentum."""
+"""Entries that OneCycleLR and CyclicLR write into groups: the bounds of betas[0] or of momentum."""
 
 
 def choices_of(optimizer: Owner, param_group: Group) -> tuple[Group, GroupChoices]:
@@ -42,7 +42,7 @@ def choices_of(optimizer: Owner, param_group: Group) -> tuple[Group, GroupChoice
             [param_group] = with_names_found(caller, [param_group])
             check_named(caller, param_group)
         if "recipe" in param_group and optimizer.named is not None:
-            # What the recipe stands for; entries that the group has itself win.
+            # The settings of the recipe; entries of the group itself take precedence.
             recipe = param_group["recipe"]
             chosen = {} if recipe is None else settings(caller, recipe, optimizer.named.moments)
             param_group = {**chosen, **{key: x for key, x in param_group.items() if key != "recipe"}}
@@ -80,7 +80,7 @@ def _check_new_group(optimizer: Owner) -> None:
     """Refuse the group that was added last, if steps could not follow it."""
     caller, last = optimizer._name, len(optimizer.param_groups) - 1
     group, named = optimizer.param_groups[last], list(optimizer._named())
-    # What is frozen may be of any kind: it is checked when it first has a gradient.
+    # A frozen parameter may be of any kind: it is checked when it first has a gradient.
     named = [(i, name, param) for i, name, param in named if param.requires_grad or param.grad is not None]
     of_group = [(name, param) for i, name, param in named if i == last]
     for name, param in of_group:
@@ -101,7 +101,7 @@ def _check_new_group(optimizer: Owner) -> None:
 
 
 def check_written(optimizer: Owner, index: int) -> None:
-    """Refuse entries of a group that have no effect, also those written during the run."""
+    """Raise for entries of a group that have no effect, also for entries written during the run."""
     caller, own = optimizer._name, set(optimizer.defaults)
     group, choices = optimizer.param_groups[index], optimizer._choices[index]
     entries = (frozenset(group), *(group.get(key) for key in _CYCLE))
@@ -159,7 +159,7 @@ def check_choices(optimizer: Owner) -> None:
 
 
 def _arguments(kind: type) -> dict[str, inspect.Parameter]:
-    """Return the arguments of a class of optimizers, and those of its bases, up to one of this package.
+    """Return the arguments of a class of optimizers and of its bases, up to a class of this package.
 
     A subclass may hand them on by `**options`, or set them itself.
     """

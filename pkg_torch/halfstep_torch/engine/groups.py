@@ -41,8 +41,8 @@ class GroupChoices:
         applies: by leaf name, which links of the chain do something to the parameter.
         first_lr: the lr of the group when it was added.
         stepped_lr: the largest rate of the steps that were made; 0 before the first.
-        checked: the entries that the group had when they were looked at last, and the ends of its momentum.
-        plans: what the plans that were made last depend on, and these, by kinds of parameters.
+        checked: the entries of the group at the last check, and the bounds of its momentum.
+        plans: the key of the last plans, and these plans by kinds of parameters.
     """
 
     chain: Chain
@@ -59,7 +59,7 @@ class GroupChoices:
         return {**vars(self), "plans": (None, {})}
 
     def rate(self, caller: str, index: int, group: Group) -> Scalar:
-        """Return what links read as lr: a number, or the schedule.
+        """Return the lr that links read: a number, or the schedule.
 
         A 0 in the group is obeyed where no scheduler wrote it: torch.distributed.checkpoint makes state by a
         step at 0 with gradients of zero.
@@ -150,7 +150,7 @@ class ReadGroup:
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
-        """The links that step the group: those of its chain, after one that unscales gradients if needed."""
+        """The links of the group's chain, after a link that unscales gradients if needed."""
         links = self.choices.chain.links
         return links if self.scale is None else (UNSCALE, *links)
 
@@ -174,7 +174,7 @@ class ReadGroup:
 
     @functools.cached_property
     def plan_key(self) -> tuple:
-        """What the plans of the group depend on besides the parameters."""
+        """The values that plans of the group depend on, besides the parameters."""
         read = tuple(link.bind_key(h) for link, h in zip(self.links, self.values, strict=True))
         return self.index, bool(self.entries["maximize"]), tuple(link.seed for link in self.links), read
 
@@ -208,7 +208,7 @@ class ReadGroup:
 
 
 class Owner(Protocol):
-    """What a step reads of the optimizer that makes it, which stands above."""
+    """The attributes of an optimizer that a step reads; its class is in a layer above."""
 
     named: ClassVar[Named | None]
     decoupled_decay: ClassVar[bool | None]
@@ -237,7 +237,7 @@ def number_of(entries: Group, key: str, index: int | None) -> object:
 
 
 def is_there(x: object, device: torch.device) -> TypeGuard[Tensor]:
-    """Whether a hyperparameter is a tensor on a device, whose number a step may read there."""
+    """Whether a hyperparameter is a tensor on a device, so that a step may read its number there."""
     return isinstance(x, Tensor) and x.device == device
 
 

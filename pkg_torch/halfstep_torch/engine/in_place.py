@@ -41,7 +41,7 @@ class Rounding(Stage):
     """The stage x <- stochastic(new(x, y, *numbers)), by R5, or to nearest; in float32 nothing is rounded.
 
     Attributes:
-        new: a function of a module, which is part of what kernels are known by.
+        new: a function of a module. Kernels of equal functions are shared.
     """
 
     new: New
@@ -144,13 +144,13 @@ def round_in_place(
 
     Args:
         caller: named in messages.
-        choice: whether by a kernel.
-        stage: what is done.
+        choice: whether a kernel rounds.
+        stage: the operation.
         x: the array, in any order of memory.
         y: of its shape.
         keys: of its words (`words_of`).
         numbers: that `stage.new` reads.
-        window: what x is of an array; the indices are those in the array.
+        window: the part that x is of an array. Words are of the indices in the array.
     """
     window = window or Window.full(tuple(x.shape))
     if not x.numel():

@@ -25,12 +25,12 @@ class Facts(NamedTuple):
     of a thousand parameters would start Python's garbage collector in every step.
 
     Attributes:
-        memory: addresses of weights and of the tensors in their states, which tell the device too. Those of
-            gradients are no part: tables find them anew at every step, and keep none.
+        memory: addresses of weights and of the tensors in their states, which differ by device too. Addresses
+            of gradients are left out: each step writes them into tables anew.
         sizes: bytes of gradients and of the tensors in states.
         dtypes: of weights and of the tensors in states; `grad_dtypes` of gradients.
         in_order: whether weights and gradients are row-major.
-        shapes: of weights, and the strides of those that are not row-major.
+        shapes: of weights, and the strides of weights that are not row-major.
         classes: of weights and gradients that are no plain tensors, with meshes and placements.
     """
 
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a step reads. The shapes can be read once.
+    """The result of `read`. Its shapes can be read once.
 
     Attributes:
         facts: that a launch depends on.
@@ -79,7 +79,7 @@ def read(weights: Sequence[Array], grads: Sequence[Array], held: Sequence[Array]
 
 
 class _Row(NamedTuple):
-    """What is known of one parameter.
+    """The known facts about one parameter.
 
     Attributes:
         names: of all entries of its state.
@@ -123,11 +123,11 @@ class KnownKey:
         self.choose(places)
 
     def choose(self, places: np.ndarray) -> None:
-        """Choose parameters, whose rows are known."""
+        """Choose parameters that have rows."""
         names, tensors, others, facts, sizes = zip(*(self._rows[i] for i in places), strict=True)
         self._others, join = any(others), itertools.chain.from_iterable
         self._names, self._tensors = [*join(names)], [*join(tensors)]
-        # Of each field the first entry of all parameters, and then what follows it.
+        # In each field, the first entries of all parameters precede all other entries.
         fields = {}
         for name, column in zip(Facts._fields, zip(*facts, strict=True), strict=True):
             fields[name] = [*join(x[:1] for x in column), *join(x[1:] for x in column)]

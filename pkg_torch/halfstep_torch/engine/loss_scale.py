@@ -1,4 +1,4 @@
-"""Gradients of a scaled loss: what `torch.amp.GradScaler` tells an optimizer, and the link that unscales.
+"""Gradients of a scaled loss: the attributes that `torch.amp.GradScaler` sets, and the link that unscales.
 
 The scaler leaves the gradients as they are and sets `grad_scale` and `found_inf` on the optimizer for the
 time of a step. They are then unscaled in float32, on their way into the chain: in float16 that would lose

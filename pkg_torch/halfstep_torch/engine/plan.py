@@ -33,8 +33,8 @@ class Stream(NamedTuple):
 
     Attributes:
         seed: of the words.
-        prefix: what stands before the name of the leaf.
-        before: whether they are those of the step before.
+        prefix: the text before the name of the leaf.
+        before: whether the words are of the step before.
         roles: whose keys are read.
     """
 
@@ -48,7 +48,7 @@ class ScalingStages(NamedTuple):
     """The two stages of a step in which a rule scales by norms (`scaling.py`).
 
     Attributes:
-        place: of the rule among those of the plan.
+        place: of the rule in the plan.
         measure: computes the update that comes to it, for the norms.
         apply: changes weights and state.
     """

@@ -20,13 +20,13 @@ StepApart = Callable[[Batch, int, Mapping[int, Tensor]], Leaving]
 """Runs a stage, by its place, on slots that wait for other processes, given the updates that come to it."""
 
 TOGETHER = 1 << 22
-"""Elements of parameters whose float32 updates are kept at once, between stages."""
+"""Elements whose float32 updates are kept at once between stages."""
 
 
 def run_batch(
     batch: Batch, step_apart: StepApart, scaled: ScaledStep | None = None
 ) -> list[tuple[Walk, Sequence]]:
-    """Step the slots of a batch in place; return those that wait for other processes, with their requests.
+    """Step the slots of a batch in place; return walks that wait for other processes, with their requests.
 
     `scaled` has the kernels of a batch in which a rule scales by norms.
     """
@@ -64,7 +64,7 @@ def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
     arriving = batch.gradients(places)
     for k, stage in enumerate(batch.plan.padded_stages):
         if stage.scope == "parameter":
-            if not k:  # the rule may write into what it is given, and that is the gradient
+            if not k:  # the rule may write into its input, which is the gradient
                 arriving = {place: u.to(torch.float32, copy=True) for place, u in arriving.items()}
             waits = {place: u for place, u in arriving.items() if batch.slots[place].waits}
             leaving = {}

@@ -34,9 +34,9 @@ _GRADIENT = len(FIELDS) + 1
 
 
 def numbers_of_two(rules: Sequence[Values], place: int) -> tuple[tuple, tuple]:
-    """Return the numbers of both stages, given those of the plan's rules; `SCALED` has none yet.
+    """Return the numbers of both stages, given the numbers of the plan's rules; `SCALED` has none yet.
 
-    Those of the rule that scales go with the first stage, for the kernel that follows it on a device.
+    The numbers of the scaling rule go with the first stage, for the kernel that follows it on a device.
     """
     before, after = rules[:place], rules[place + 1 :]
     return (*before, rules[place]), (*before, Scale(1.0, 1.0), *after)

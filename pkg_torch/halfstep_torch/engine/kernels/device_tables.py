@@ -15,10 +15,10 @@ CHUNK = 1 << 13
 
 
 class DeviceTables:
-    """What the rows, words and chunks of a kernel are made of, for the parameters of one table (`tables.py`).
+    """The rows, words and chunks of a kernel, for the parameters of one table (`tables.py`).
 
     Attributes:
-        rows: int64, a row for each parameter. Its gradients and updates are those of the first step.
+        rows: int64, a row for each parameter. Gradients and updates have the addresses of the first step.
         chunks: int32, a row for each program: the parameter, and the number of its chunk.
         fast: which parameters have weights and state at aligned addresses.
     """

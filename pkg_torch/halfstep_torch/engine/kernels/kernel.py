@@ -50,7 +50,7 @@ class Kernel:
 
     @property
     def request(self) -> Request | None:
-        """What a process needs to compile a new kernel of Triton for a GPU of NVIDIA."""
+        """The request to compile a new Triton kernel of an NVIDIA GPU in a process; else None."""
         if not isinstance(self._made, TritonKernel) or self._is_checked:
             return None
         if self._device.type != "cuda" or torch.version.hip:
@@ -91,7 +91,7 @@ class Kernel:
         return True
 
     def takes(self, stage: Stage, window: Window) -> bool:
-        """Whether the kernel can update a window of a parameter, whose own stage may have short blocks."""
+        """Whether the kernel can update a window, given the parameter's own stage (with short blocks)."""
         return window.skip is not None and (
             not isinstance(self._made, TritonKernel) or self._made.takes(stage, window)
         )

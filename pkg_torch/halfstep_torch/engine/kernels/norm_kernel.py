@@ -1,4 +1,4 @@
-"""The kernel that computes the updates of a stage for their norms alone, and those of the weights."""
+"""The kernel that computes the updates of a stage only for norms, of updates and of weights."""
 
 import functools
 
@@ -45,7 +45,7 @@ class NormKernel(Kernel):
     ) -> Tensor:
         """Return the sums of each parameter, a column: a row for each norm, or as many rows as it has words.
 
-        Arguments are those of a call. `units` are exponent fields, a row for each norm.
+        Arguments are as in a call. `units` are exponent fields, a row for each norm.
         """
         kind, late = SUMS[self._sums], None
         if units is not None:

@@ -12,7 +12,7 @@ def row_of(stage: Stage, window: Window, arrays: Sequence[Tensor]) -> list[int]:
     """Return the row of a parameter.
 
     Args:
-        stage: the parameter's own, whose last blocks may be short.
+        stage: the parameter's own, which may end in short blocks.
         window: the elements here.
         arrays: weights, gradient, update if the stage leaves one, and state, all contiguous.
     """

@@ -64,7 +64,7 @@ _IN_PLACE = re.compile(r"[^_].*_|__i(?!n)\w+__")
 
 def name_of(function: Any) -> str:
     """Return the name of a function, a method, or a property."""
-    if function is Tensor.where:  # whose operands are in another order than those of torch.where
+    if function is Tensor.where:  # its operands have another order than in torch.where
         return "where of a tensor"
     name = function.__self__.__name__ if function.__name__ == "__get__" else function.__name__
     return name if name.startswith("_") else name.rstrip("_")

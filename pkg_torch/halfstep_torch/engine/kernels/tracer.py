@@ -31,7 +31,7 @@ _NARROWER = {
     "int32": ("uint8", "int8", "int16"),
     "int64": ("uint8", "int8", "int16", "int32"),
 }
-"""Of each dtype the dtypes all of whose numbers it holds."""
+"""For each dtype, the dtypes that convert to it exactly."""
 
 
 Operand = Any

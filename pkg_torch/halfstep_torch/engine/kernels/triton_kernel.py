@@ -84,7 +84,7 @@ class TritonKernel:
         return True
 
     def request(self, target: tuple[str, int | str, int]) -> Request:
-        """Return what a process needs to compile the kernel for a target, as it is launched here."""
+        """Return the request to compile the kernel in a process for a target, as it is launched here."""
         pointers = ["int32", "int64", "int32", *["float32"] * (len(self._codebooks) + bool(self._graph.late))]
         return Request(self._text, target, pointers, [CHUNK], {**self._sizes, **OPTIONS})
 
@@ -133,7 +133,7 @@ class TritonKernel:
         return torch.from_numpy(np.ascontiguousarray(numbers[:, self._graph.late])).to(self._device)
 
     def resident(self, table: np.ndarray, words: int) -> "Resident":
-        """Return a launch whose tables stay on the device, given how many words a parameter has."""
+        """Return a launch that keeps its tables on the device, given the number of words of a parameter."""
         return Resident(self, DeviceTables(self._graph, self._stage, table), words)
 
     def _launch(self, programs: int, tables: Sequence[Tensor]) -> None:
@@ -218,7 +218,7 @@ def sizes_of(graph: Graph) -> dict[str, int]:
 
 
 def in_powers_of_two(stage: Stage) -> Stage:
-    """Return a stage whose blocks have a power of two of elements, as Triton needs them."""
+    """Return a stage with blocks of a power of two of elements, as Triton needs them."""
     if not stage.blocks or not stage.width & (stage.width - 1):
         return stage
     if len(stage.blocks) > 1:
