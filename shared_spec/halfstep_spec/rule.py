@@ -123,7 +123,7 @@ class StepMoment:
         """The power of two of roots by which an error of one gap of a weight moves the moment at most."""
         if self._format.codes.packed:
             return -1
-        return 1 if _is_bounded(self._format) else 4
+        return 2 if _is_bounded(self._format) else 4
 
     def inverse_root(self, x: np.ndarray) -> np.ndarray:
         """Round as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""

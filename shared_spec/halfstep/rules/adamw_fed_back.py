@@ -14,7 +14,7 @@ from halfstep.rules.fed_back import (
 )
 from halfstep.seeds import Seed
 from halfstep.storage.formats import DType
-from halfstep.storage.moment_formats import Rounding
+from halfstep.storage.moment_formats import NO_END, Rounding
 
 
 class AdamWFedBack(Rule):
@@ -34,10 +34,11 @@ class AdamWFedBack(Rule):
     not add up: after T steps a weight is about one gap from where it would be, in place of sqrt(T / 6) gaps.
     `mu` is an average of gradients, as AdamW's, and nothing else is kept.
 
-    Neither bound of `back` depends on e, so that what is fed back is right on average. K is 16 roots of nu;
-    it is 2 where `mu` has 8 bits without a scale, and 1/2 where it has 4 bits. A schedule gives the rates of
-    s. Where there is none, they are taken to rise on a line up to `peak_lr`, the largest rate of the run, of
-    which then a quarter divides. With an infinite `peak_lr` nothing is fed back.
+    Neither bound of `back` depends on e, so that what is fed back is right on average. K is 16 roots. Where
+    `mu` has 8 bits without a scale it is 4 sqrt(1 - b2^t), where it has 4 bits sqrt(1 - b2^t) / 2: such codes
+    end at a multiple of sqrt(nu), without a correction of bias. A schedule gives the rates of s. Where there
+    is none, they are taken to rise on a line up to `peak_lr`, the largest rate of the run, of which then a
+    quarter divides. With an infinite `peak_lr` nothing is fed back.
 
     Float32 weights are not rounded: their step is AdamW's.
     """
@@ -66,12 +67,15 @@ class AdamWFedBack(Rule):
         """Return the correction of bias of nu, the rates of averages, of gradients and decay, and `back`."""
         then = t + 2 if self.nesterov else t + 1
         r1, r2, r1_next, later = op.unbias((h.b1, t), (h.b2, t), (h.b1, t + 1), (h.b1, then), steps=AHEAD)
+        back, more = share_of_errors(h.b1, h, t, op, self.nesterov, later), op.sqrt(r2)
         return {
             "r2": r2,
             "ahead": (r1_next if self.nesterov else r1) * h.learning_rate,
             "now": r1 * h.learning_rate,
             "decayed": h.learning_rate * h.weight_decay,
-            "back": share_of_errors(h.b1, h, t, op, self.nesterov, later),
+            "back": back,
+            "back_of_unit": back * more,
+            "unit": 1 / more,
         }
 
     def update(self, g, p, n, m, op):
@@ -82,7 +86,10 @@ class AdamWFedBack(Rule):
         down = step / root + n.decayed * p
         w = p - down
         q = m.param.round(w)
-        back = m.param.bound(n.back, m.mu.room)
+        if m.mu.room < NO_END:
+            back = m.param.bound(n.back_of_unit, m.mu.room) * n.unit
+        else:
+            back = m.param.bound(n.back, m.mu.room)
         m.mu.round(v - root * (back * (w - q)))
         return emitted(p, down, w, q, op)
 

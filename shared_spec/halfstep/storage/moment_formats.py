@@ -112,14 +112,18 @@ def check_codes(caller: str, argument: str, fmt: Format) -> None:
         )
 
 
+NO_END = 4
+"""`room_for_errors` of formats that follow the largest number."""
+
+
 def room_for_errors(fmt: Format) -> int:
     """Return the power of two that is the number of roots by which an error of one gap moves mu at most.
 
-    Codes of 4 bits have room for half a root, those with an end that does not move for 2 (contract A21).
+    Codes of 4 bits have room for half a root, those with an end that does not move for 4 (contract A21).
     """
     if fmt.packed:
         return -1
-    return 1 if fmt.family == "fixed" else 4
+    return 2 if fmt.family == "fixed" else NO_END
 
 
 def check_weight_dtype(caller: str, moment: Moment, leaf: str, dtype: str) -> None:

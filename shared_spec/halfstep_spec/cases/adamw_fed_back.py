@@ -53,6 +53,7 @@ def cases() -> list[Case]:
         (_RULE(**both), "bfloat16", 1_000_000, 1e-6, ("Small",)),
         (_RULE(**both), "float16", 1_000_000, 1e-6, ("Small",)),
         (_RULE(**_ONE_BYTE), "bfloat16", 1_000_000, 1e-6, ("Small",)),
+        (_RULE(**_ONE_BYTE), "bfloat16", 7, 1e-6, ("Small",)),
         (_RULE(**both, peak_lr=1e-3), "bfloat16", 1000, 1e-5, ("Peak",)),
         (_RULE(**both, peak_lr=1e-2), "bfloat16", 2, 1e-3, ("Rising",)),
         (_RULE(**both, peak_lr=1e-3), "bfloat16", 0, 0.0, ("Rates",)),

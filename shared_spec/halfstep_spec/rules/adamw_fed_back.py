@@ -108,12 +108,15 @@ class AdamWFedBack(FedBackRule):
         r1, r1_next = (one / bias_correction(self.b1, count + k) for k in range(2))
         then = count + 1 + self.nesterov
         unbias = one / np.array([bias_correction(self.b1, then + k) for k in range(AHEAD)])
+        back, r2 = self.back(self.b1, count, unbias, self.nesterov), one / bias_correction(self.b2, count)
         return {
-            "r2": one / bias_correction(self.b2, count),
+            "r2": r2,
             "ahead": (r1_next if self.nesterov else r1) * lr,
             "now": r1 * lr,
             "decayed": lr * np.float32(self.weight_decay),
-            "back": self.back(self.b1, count, unbias, self.nesterov),
+            "back": back,
+            "back_of_unit": back * np.sqrt(r2),
+            "unit": one / np.sqrt(r2),
         }
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
@@ -125,7 +128,8 @@ class AdamWFedBack(FedBackRule):
         down = (step / root) + (n.decayed * p)
         w = p - down
         q = moments.param.round(w)
-        back = moments.param.bound(n.back, moments.mu.room)
+        ends = (room := moments.mu.room) < 4
+        back = moments.param.bound(n.back_of_unit if ends else n.back, room) * (n.unit if ends else 1)
         moments.mu.round(v - (root * (back * (w - q))))
         return self.emitted(p, down, w, q)
 
