@@ -67,11 +67,13 @@ class AdEMAMix(Optimizer):
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
+        capturable: bool = False,
     ) -> None:
         arguments = optimizer_arguments(
             type(self), params=params, lr=lr, betas=betas, alpha=alpha, eps=eps, weight_decay=weight_decay,
             maximize=maximize, mu_dtype=mu_dtype, slow_dtype=slow_dtype, nu_dtype=nu_dtype,
             mu_rounding=mu_rounding, slow_rounding=slow_rounding, nu_rounding=nu_rounding, recipe=recipe,
             param_storage=param_storage, seed=seed, compile=compile, names=names, state_device=state_device,
+            capturable=capturable,
         )  # fmt: skip
         super().__init__(**arguments)

@@ -57,10 +57,12 @@ class Lion(Optimizer):
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
+        capturable: bool = False,
     ) -> None:
         arguments = optimizer_arguments(
             type(self), params=params, lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize,
             mu_dtype=mu_dtype, mu_rounding=mu_rounding, recipe=recipe, param_storage=param_storage,
             cautious=cautious, seed=seed, compile=compile, names=names, state_device=state_device,
+            capturable=capturable,
         )  # fmt: skip
         super().__init__(**arguments)

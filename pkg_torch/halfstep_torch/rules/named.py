@@ -20,7 +20,7 @@ from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.weights.weight_storage import with_param_storage
 
-_OF_OPTIMIZER = ("params", "maximize", "compile", "names", "state_device")
+_OF_OPTIMIZER = ("params", "maximize", "compile", "names", "state_device", "capturable")
 
 
 class TraceUnlessZero(trace.Trace, Link):
@@ -52,11 +52,7 @@ def optimizer_arguments(optimizer: type[Optimizer], **arguments: Any) -> Argumen
     given["seed"] = as_seed(caller, arguments["seed"])
     options = {name: arguments[name] for name in choices if name in arguments}
     tx = ChainByOptions(functools.partial(_chain, optimizer, given), options)
-    return {
-        "tx": tx,
-        "capturable": arguments.get("capturable", False),
-        **{name: arguments[name] for name in _OF_OPTIMIZER},
-    }
+    return {"tx": tx, **{name: arguments[name] for name in _OF_OPTIMIZER if name in arguments}}
 
 
 def _check_arguments(caller: str, arguments: Arguments, own: set[str]) -> None:

@@ -132,12 +132,14 @@ class AdamWScheduleFree(Optimizer):
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
+        capturable: bool = False,
     ) -> None:
         arguments = optimizer_arguments(
             type(self), params=params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
             warmup_steps=warmup_steps, maximize=maximize, lead_dtype=lead_dtype, nu_dtype=nu_dtype,
             nu_rounding=nu_rounding, recipe=recipe, param_storage=param_storage, seed=seed, compile=compile,
             names=names, state_device=state_device,
+            capturable=capturable,
         )  # fmt: skip
         super().__init__(**arguments)
 

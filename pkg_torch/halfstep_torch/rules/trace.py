@@ -68,6 +68,7 @@ class SGD(Optimizer):
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
+        capturable: bool = False,
         foreach: bool | None = None,
         differentiable: bool = False,
         fused: bool | None = None,
@@ -80,6 +81,6 @@ class SGD(Optimizer):
             weight_decay=weight_decay, nesterov=nesterov, maximize=maximize,
             accumulator_dtype=accumulator_dtype, rounding=rounding, recipe=recipe,
             param_storage=param_storage, seed=seed, compile=compile, names=names, state_device=state_device,
-            foreach=foreach, differentiable=differentiable, fused=fused,
+            capturable=capturable, foreach=foreach, differentiable=differentiable, fused=fused,
         )  # fmt: skip
         super().__init__(**arguments)
