@@ -105,14 +105,16 @@ def captured(name="default", steps=2, **entries):
 
 
 @needs_compiler
-def test_a_rate_on_the_device_is_read_at_each_replay():
-    rate, plain = torch.tensor(1e-2), make()
-    with captured(lr=rate, weight_decay=torch.tensor(0.1)) as (params, optimizer, graph):
+@pytest.mark.parametrize("name", ["default", "feedback"])
+def test_a_rate_on_the_device_is_read_at_each_replay(name):
+    rate, plain = torch.tensor(1e-2), make(name)
+    plain[1].param_groups[0]["lr"] = rate.clone()
+    with captured(name, lr=rate, weight_decay=torch.tensor(0.1)) as (params, optimizer, graph):
         step_both((params, None), plain, range(2), lambda: None)
         for step in range(2, 5):
             step_both((params, optimizer), plain, [step], graph.replay)
-            rate.mul_(0.5)  # as schedulers of torch do
-            plain[1].param_groups[0]["lr"] *= 0.5
+            for of_group in (rate, plain[1].param_groups[0]["lr"]):
+                of_group.mul_(0.5 if step % 2 else 3)  # as schedulers of torch do
         assert optimizer.param_groups[0]["lr"] is rate
         assert_same_snapshots(snapshot(optimizer), snapshot(plain[1]))
 
@@ -179,6 +181,21 @@ def test_gradients_that_stay_in_place_are_advised_where_backward_is_outside(capl
         before = snapshot(optimizer)
         again.replay()
         assert any(map(np.any, map(np.not_equal, snapshot(optimizer), before)))
+
+
+@needs_compiler
+def test_replays_read_the_gradients_and_numbers_of_the_capture_after_other_steps():
+    plain = make()
+    with captured() as (params, optimizer, graph):
+        step_both((params, None), plain, range(2), lambda: None)
+        held = [p.grad for _, p in params]
+        for step in range(2, 6):
+            replays, lr = step % 2, (5e-2, 1e-2)[step % 2]
+            for (_, p), grad in zip(params, held, strict=True):
+                p.grad = grad if replays else grad.clone()
+            optimizer.param_groups[0]["lr"] = plain[1].param_groups[0]["lr"] = lr
+            step_both((params, optimizer), plain, [step], graph.replay if replays else optimizer.step)
+        assert_same_snapshots(snapshot(optimizer), snapshot(plain[1]))
 
 
 @needs_compiler
