@@ -94,7 +94,8 @@ class GroupChoices:
         if self.schedule is not None:
             return self._largest_of_schedule
         rates = [known.get(key, group.get(key)) for key in ("initial_lr", "max_lr")]
-        rates += [] if "lr" in known else [self.first_lr, group.get("lr")]
+        on_device = group.get("lr") if "lr" in known else None
+        rates += [rate for rate in (self.first_lr, group.get("lr")) if rate is not on_device]
         return max((float(rate) for rate in rates if rate is not None), default=0.0)
 
     def check_unchanged(self, caller: str, index: int, group: Group) -> None:
