@@ -1,8 +1,8 @@
-"""A step that is built once and run many times: what makes it stale, and what each run reads again.
+"""A step that is built once and run many times, until a fact that it depends on changes.
 
-built once   checks of parameters, gradients and state; plans; rows; kernels; what processes exchange
-each step    counts; numbers of groups whose entries are other objects; keys of random words
-kept         what the state and the rows hold anyhow, and no gradient
+built once   checks of parameters, gradients and state; plans; rows; kernels; exchanges between processes
+each step    counts; numbers of groups with a replaced entry; keys of random words
+kept         references to state and to tables; no gradient
 """
 
 import itertools
@@ -45,17 +45,17 @@ Parameters = Sequence[tuple[int, str, Tensor]]
 class Launch:
     """The built step of some parameters.
 
-    It is stale when the `Key` of those with a gradient is another than before: what any check, plan, row or
-    kernel depends on. Numbers are none of it; a group is read again, and checked, when one of its entries is
-    another object than before, a format with another description, or what can change in place, as a tensor.
+    It is stale when the `Facts` about parameters with a gradient change: checks, plans, rows and kernels
+    depend on these. Numbers are no such facts. A group is read again, and checked, when an entry is replaced
+    by another object, a format gets another description, or an entry can change in place, as a tensor can.
 
-    Of plain tensors, each step chooses those with a gradient. Those that are new are added.
+    Among plain tensors, each step chooses the ones with a gradient, and adds new ones.
 
     Attributes:
         batches: that are run.
-        on_meta: others, of which only state is made.
-        meshes: of all parameters, also of those without a gradient.
-        talking: those whose processes exchange anything in the step.
+        on_meta: batches of the meta device, which only make state.
+        meshes: of all parameters, with or without a gradient.
+        talking: meshes with an exchange between processes in the step.
         has_schedules: whether the lr of a group is a function of the step.
         watches_rates: whether a rule depends on the largest rate of the run.
         is_new: whether it was not run since parameters were added.
@@ -78,7 +78,7 @@ class Launch:
         self._add(optimizer, named)
 
     def _add(self, optimizer: StateOwner, named: Parameters) -> None:
-        """Check parameters that have a gradient, and sort those that are new into batches."""
+        """Check parameters that have a gradient, and sort new ones into batches."""
         add_to_batches(self._kinds, named, optimizer._group, optimizer.state, optimizer._home.slots_of)
         batches = [*self._kinds.values()]
         self.talking = talking_meshes(batches)
@@ -130,7 +130,7 @@ class Launch:
         self._orders = [orders[batch.indices] for batch in self.batches]
 
     def holds(self, listed: Sequence[Tensor], optimizer: StateOwner) -> bool:
-        """Whether the launch still fits these parameters: the key of those with a gradient is unchanged."""
+        """Whether the launch still fits these parameters: the facts about them are unchanged."""
         self._lacks = False
         if (
             self.is_new
@@ -149,7 +149,7 @@ class Launch:
             reading = self._key.fits(weights, grads, self._held(weights, optimizer.state))
             on_device = self.needs_no_host and not self._lacks
             steps = self._steps if on_device else self._counts.next()
-        except Exception:  # what is wrong with it, the build says
+        except Exception:  # building the step anew raises the error
             reading = None
         if reading is None or steps[self._places].min() < 1:
             self._lacks = False
@@ -209,7 +209,7 @@ class Launch:
     def renew(self, optimizer: StateOwner, scale: float | None, batches: Sequence[Batch] = ()) -> bool:
         """Read the groups of a step, after `holds`; return False if the launch must be rebuilt.
 
-        `scale` is that of the gradients. Raises what reading a group raises.
+        `scale` is the scale of the gradients. Raises an error where reading a group raises one.
         """
         for batch in batches or self.batches:
             i = batch.group.index
@@ -249,7 +249,7 @@ class Launch:
         return any(not has_memory(slot.param) or bool(slot.grad.any()) for slot in slots)
 
     def bring(self) -> Measured:
-        """Bring gradients to their weights; return what links measure over all gradients."""
+        """Bring gradients to their weights; return the numbers that links measure over all gradients."""
         for action in self._actions:
             action.bring()
         return measure(self.batches, self._norms.sums, self._norms.late) if self._looks else {}
@@ -316,7 +316,7 @@ class Launch:
         for batch in self.batches:
             waiting += run_batch(batch, step_apart, self._scaled.get(id(batch)))
             self._counts.set(self._steps, batch.ending)
-        # What has come to a rule that sees more than is here waits until all that do so have come to it.
+        # Slots that need words of other processes wait here until all such slots have come to that rule.
         while waiting:
             exchange_all([x for _, of_walk in waiting for x in of_walk])
             waiting = [(walk, asked) for walk, _ in waiting if (asked := next(walk, None)) is not None]
@@ -328,7 +328,7 @@ class Launch:
             self._counts.set(self._steps, batch.ending)
 
     def forget(self) -> None:
-        """Drop what was brought for this step."""
+        """Drop the tensors that were brought for this step."""
         for action in self._actions:
             action.forget()
 
@@ -352,7 +352,7 @@ class _Entries:
     def __init__(self, group: Group, read: ReadGroup) -> None:
         self._keys, self._values = list(group), list(group.values())
         values = [value for key, value in group.items() if key not in _NOT_NUMBERS]
-        # Formats as their descriptions: whoever changes one in place changes what it says.
+        # Formats by their descriptions, which change with the format in place.
         self._formats = [value for value in values if type(value) is dict]
         self._said = [dict(value) for value in self._formats]
         values += [x for value in values if type(value) is tuple for x in value]

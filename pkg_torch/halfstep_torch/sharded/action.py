@@ -14,10 +14,10 @@ class Action:
     slots: Sequence[Any] = ()  # of parts, where a class deals with parts alone
 
     def bring(self) -> None:
-        """Bring what numbers depend on."""
+        """Bring the tensors that numbers depend on."""
 
     def end(self) -> None:
         """Copy results back."""
 
     def forget(self) -> None:
-        """Drop what was brought, whether the step succeeded or not."""
+        """Drop the tensors that were brought, whether the step succeeded or not."""

@@ -20,7 +20,7 @@ _EVERY = 100
 
 
 class Agreement:
-    """What the processes of meshes have agreed on, over the steps of an optimizer."""
+    """The agreements between the processes of meshes, over the steps of an optimizer."""
 
     def __init__(self, caller: str) -> None:
         self._caller = caller
@@ -61,7 +61,7 @@ class Agreement:
 
 
 def _notes(mesh: Mesh, batches: Sequence[Batch]) -> dict[str, object]:
-    """Return what must be equal in all processes of a mesh, by name."""
+    """Return, by name, the values that must be equal in all processes of a mesh."""
     pairs = [(batch.group, slot) for batch in batches for slot in batch.slots]
     pairs = [(group, slot) for group, slot in pairs if mesh in meshes_of([slot.owner])]
     groups = {group.index: group for group, _ in sorted(pairs, key=lambda pair: pair[0].index)}

@@ -35,7 +35,7 @@ class Gathering(Action):
                 local_part(slot.owner).detach().copy_(slot.param[window_of(slot.owner).box])
 
     def forget(self) -> None:
-        """Drop what was gathered."""
+        """Drop the gathered tensors."""
         for slot in self.slots:
             slot.placed_grad = None
             if slot.gathered:
@@ -48,7 +48,7 @@ def meshes_of(params: Iterable[Tensor]) -> list[Mesh]:
 
 
 def talking_meshes(batches: Sequence[Batch]) -> list[Mesh]:
-    """Return the meshes whose processes exchange anything in the steps of these batches."""
+    """Return the meshes with an exchange between processes in the steps of these batches."""
     measured = {id(slot) for batch in batches if batch.measuring for slot in batch.slots}
     talking = (
         slot.owner
@@ -68,8 +68,8 @@ def _gather(slots: Sequence[PartSlot], placed: Mapping[Tensor, Tensor]) -> None:
 def _placed_grads(params: Sequence[Array]) -> list[Array]:
     """Return the gradients of DTensors, in the placements of their weights.
 
-    Under sequence parallelism every process has a summand of the gradient of what it replicates, as of the
-    weight of a norm. Such summands of many gradients are added up together.
+    Under sequence parallelism every process has a summand of the gradient of a replicated parameter, as the
+    weight of a norm. Summands of many gradients are added up together.
     """
     grads = [param.grad.detach() for param in params]
     summed: dict[tuple, list[int]] = {}

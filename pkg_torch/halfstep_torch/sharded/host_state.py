@@ -41,7 +41,7 @@ def is_away(device: torch.device) -> bool:
 def is_on_host(plan: Plan, param: Tensor) -> bool:
     """Whether the state of a parameter is kept on the host.
 
-    It stays beside shards whose steps exchange words: they gather it, or copy it between two exchanges.
+    It stays beside shards with an exchange in their steps, which gather it, or copy it between two exchanges.
     """
     return is_away(param.device) and not (is_sharded(param) and exchanges(plan, param))
 
@@ -60,7 +60,7 @@ class Fence(Action):
 
 
 class OnHost(BesideWeights):
-    """State on the host, except for shards whose steps communicate."""
+    """State on the host, except for shards with an exchange in their steps."""
 
     def slots_of(self, group: ReadGroup, name: str, param: Tensor) -> Sequence[Slot]:
         """Return the slots of a parameter of a group."""

@@ -19,7 +19,7 @@ class Piece:
     """A slot's part of an update that a rule reads whole.
 
     Attributes:
-        slot: whose it is.
+        slot: the parameter.
         u: the update that comes to the rule. After the exchange, the update that leaves the rule.
         function: the rule, of the whole update.
     """
@@ -30,7 +30,7 @@ class Piece:
 
 
 def exchange_all(asked: Sequence[Share | Piece]) -> None:
-    """Exchange what the batches of all processes wait for."""
+    """Exchange the requests that the batches of all processes wait for."""
     exchange([x for x in asked if isinstance(x, Share)])
     _map_whole(x for x in asked if isinstance(x, Piece))
 

@@ -34,8 +34,8 @@ class PartSlot(Slot):
     It is `gathered` where a rule sees all of a parameter, or a border of a shard cuts a byte of two codes.
 
     Attributes:
-        home: where state arrays are kept, if that is another device than that of the weights.
-        placed_grad: the gradient here, where that is not what the parameter's own is.
+        home: the device of state arrays, if it is another than the device of the weights.
+        placed_grad: the gradient here, if it is not the parameter's own.
     """
 
     home: torch.device | None = None
@@ -66,7 +66,7 @@ class PartSlot(Slot):
 
     @property
     def held(self) -> Tensor:
-        """The tensor whose placement decides which processes hold the elements; a gathered one is on all."""
+        """The tensor with the placement of the elements; a gathered one is in all processes."""
         return self.param if self.gathered else self.owner
 
     @property

@@ -34,7 +34,7 @@ class BesideWeights:
 
 
 class StateOwner(Owner, Protocol):
-    """What a launch and a state dict read of an optimizer, whose state has a home."""
+    """The attributes of an optimizer that a launch and a state dict read, with the home of its state."""
 
     state: defaultdict[Tensor, Any]  # as torch declares it: of each parameter a `State`
     _home: BesideWeights
