@@ -66,13 +66,12 @@ def test_multi_steps_takes_one_step_with_the_mean_gradient(make):
 def test_every_link_emits_float32_updates_of_the_same_tree(make, dtype):
     tx = make()
     params = {"w": weights((3, 2), dtype), "b": [weights((), dtype), None]}
-    g = jax.tree.map(jnp.ones_like, params)
-    updates, state = tx.update(g, tx.init(params), params)
+    updates, state = jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
     assert isinstance(tx, optax.GradientTransformationExtraArgs)
     assert jax.tree.structure(updates) == jax.tree.structure(params)
     assert {str(u.dtype) for u in jax.tree.leaves(updates)} == {"float32"}
     assert [u.shape for u in jax.tree.leaves(updates)] == [p.shape for p in jax.tree.leaves(params)]
-    assert jax.tree.structure(state) == jax.tree.structure(tx.init(params))
+    assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(tx.init, params))
 
 
 @pytest.mark.slow
@@ -226,17 +225,16 @@ OF_FLOAT64 = {
 @pytest.mark.parametrize("name", OF_FLOAT64)
 def test_updates_of_float64_gradients_are_float64_with_the_values_of_float32(name):
     tx = OF_FLOAT64[name]()
+    step = jax.jit(lambda tree: tx.update(tree, tx.init(tree), tree)[0])
     with jax.enable_x64(True):
         wide = {"w": jnp.linspace(0.5, 1, 6).reshape(2, 3), "b": jnp.ones(3, jnp.float32), "n": None}
         narrow = {"w": wide["w"].astype(jnp.float32), "b": wide["b"], "n": None}
-        us, _ = tx.update(wide, tx.init(wide), wide)
-        due, _ = tx.update(narrow, tx.init(narrow), narrow)
+        us, due = step(wide), step(narrow)
         assert (us["w"].dtype, us["b"].dtype) == (jnp.float64, jnp.float32)
         np.testing.assert_allclose(us["w"], due["w"], rtol=0 if name != "split16" else 2**-22)
         # Weakly typed, as gpjax's: a float32 update would make float32 of it.
-        weak = {"w": jnp.asarray(1.0)}
-        us, _ = tx.update(weak, tx.init(weak), weak)
-        assert (weak["w"] + us["w"]).dtype == jnp.float64
+        new = jax.eval_shape(lambda weak: weak["w"] + step(weak)["w"], {"w": jnp.asarray(1.0)})
+        assert new.dtype == jnp.float64
 
 
 def test_last_links_return_float64_for_float64_weights_with_float32_gradients():
@@ -244,7 +242,8 @@ def test_last_links_return_float64_for_float64_weights_with_float32_gradients():
         params, g = {"w": jnp.ones(3)}, {"w": jnp.ones(3, jnp.float32)}
         for storage in ("stochastic", "split16", "master", "compensated"):
             tx = hs.adamw(1e-2, param_storage=storage)
-            assert tx.update(g, tx.init(params), params)[0]["w"].dtype == jnp.float64, storage
+            updates, _ = jax.eval_shape(lambda p, tx=tx: tx.update(g, tx.init(p), p), params)
+            assert updates["w"].dtype == jnp.float64, storage
 
 
 def test_what_lies_inside_sees_float64_weights_in_float32():

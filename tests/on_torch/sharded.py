@@ -15,14 +15,14 @@ import halfstep_torch as hs
 # Long and short rows, whole and short blocks, axes shorter than the mesh, a vector, a convolution, a number.
 SHAPES = {
     "matrix": (64, 96),
-    "narrow": (300, 64),
+    "narrow": (156, 64),
     "short": (7,),
     "wide": (5, 130),
-    "few_rows": (3, 4000),
-    "uneven": (37, 512),
+    "few_rows": (3, 2000),
+    "uneven": (19, 512),
     "convolution": (40, 16, 3, 3),
-    "vector": (9000,),
-    "square": (256, 256),
+    "vector": (4500,),
+    "long_rows": (64, 256),
     "number": (),
 }
 RECIPES: dict[str, dict[str, Any]] = {
