@@ -1,6 +1,7 @@
 """How the figures of the five notebooks look: one palette, which the colour-blind tell apart too."""
 
 import matplotlib.pyplot as plt
+from matplotlib_inline.backend_inline import set_matplotlib_formats
 
 # tests/test_notebooks.py: at least 20 in CIELAB between any two, also without red, green or blue cones.
 BLACK, BLUE, RED, SKY, PINK = "#222222", "#0072b2", "#d55e00", "#56b4e9", "#cc79a7"
@@ -14,6 +15,7 @@ def shades(color: str, count: int) -> list[tuple[float, ...]]:
     return [tuple(1 - w * (1 - part) for part in rgb) for w in weights]
 
 
+set_matplotlib_formats("svg")
 plt.rcParams.update(
     {
         "figure.figsize": (8, 4),

@@ -100,12 +100,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     path = page.file.src_uri
     markdown = with_source_links(markdown, path, files, f"{config.repo_url}/blob/main")
     if path == "README.md":  # which shows a code host one picture; the site has one for the dark, too
-        markdown = re.sub(
-            r"(!\[[^]]*\]\([^)]*)(\.svg)\)", r"\1\2#only-light)\n\1-dark\2#only-dark)", markdown
-        )
+        markdown = re.sub(r"!\[[^]]*\]\(([^)]*)\.svg\)", _with_dark_twin, markdown)
     if path == CONTRACT:
         markdown = re.sub(r"\*\*([A-Z]\d+)\*\*", r"[**\1**](#\1){ #\1 }", markdown)
     return with_tabs(with_list_indents(markdown))
+
+
+def _with_dark_twin(picture: re.Match[str]) -> str:
+    """Return a picture, and behind it its twin for the dark scheme, if there is one."""
+    if not (ROOT / f"{picture[1]}-dark.svg").exists():
+        return picture[0]
+    light, dark = (picture[0].replace(".svg", end) for end in (".svg#only-light", "-dark.svg#only-dark"))
+    return f"{light}\n{dark}"
 
 
 _PAGES: list[tuple[str, str, str]] = []
@@ -121,7 +127,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     if sentence:
         page.meta.setdefault("description", entities.escape(entities.unescape(sentence.rstrip(":"))))
     if page.file.src_uri.endswith(".ipynb"):
-        html = with_formulas(html)
+        file = posixpath.basename(page.file.src_uri)
+        html = f'<p><a href="{file}" download>Download this notebook</a></p>{with_formulas(html)}'
     contract = files.get_file_from_path(CONTRACT)
     assert contract is not None
     if page.file is contract:
