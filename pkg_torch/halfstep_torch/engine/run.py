@@ -9,6 +9,7 @@ from torch import Tensor
 
 from halfstep_torch.distributed.norms import SharedNorms
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.lazy_step import may_be_lazy, step_lazily
 from halfstep_torch.engine.plain import piece_length, step_pieces
 from halfstep_torch.engine.scaled_step import ScaledStep, Walk
 from halfstep_torch.engine.slots import Slot
@@ -37,12 +38,23 @@ def run_batch(
         walks, rest = [scaled.walk(batch, tables, arriving)] if tables.places else [], tables.rest
     elif batch.run_at_once():
         rest = []
+    if len(batch.plan.stages) > 1:
+        rest = [place for place in rest if not _is_stepped_lazily(batch, place)]
     for walk in itertools.chain(walks, (_walk(batch, places, step_apart) for places in _groups(batch, rest))):
         if (asked := next(walk, None)) is not None:
             waiting.append((walk, asked))
     # Kernels write to memory by its address: autograd must learn that the weights changed.
     torch.autograd.graph.increment_version(batch.owners)
     return waiting
+
+
+def _is_stepped_lazily(batch: Batch, place: int) -> bool:
+    """Step a long parameter in pieces, if its rules can; return whether that was done."""
+    slot = batch.slots[place]
+    if slot.waits or slot.needs_whole or not may_be_lazy(slot.plan, slot.param.shape, slot.param.device):
+        return False
+    (g,) = batch.gradients([place]).values()
+    return slot.is_flat(g) and step_lazily(batch, place, g)
 
 
 def _groups(batch: Batch, places: Sequence[int]) -> list[list[int]]:

@@ -34,6 +34,7 @@ class Slot:
         exchanges: whether processes exchange anything in every step of the slot.
         waits: whether a rule sees elements of the parameter that are not here.
         ends: whether the parameter is stepped once the slot is.
+        needs_whole: whether a step in pieces has failed.
     """
 
     owner: Tensor
@@ -51,6 +52,7 @@ class Slot:
     exchanges = False
     waits = False
     ends = True
+    needs_whole = False
 
     @property
     def held(self) -> Tensor:

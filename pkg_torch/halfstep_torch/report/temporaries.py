@@ -1,6 +1,7 @@
 """The temporary memory of a step: whole arrays that exist beside weights, gradients and state.
 
-Kernels, and plain steps of elementwise rules, have none. A rule that sees a whole parameter does.
+Kernels, and plain steps of elementwise rules, have none. A rule that sees a whole parameter does; where it
+sees no more than means, it has pieces of a constant size.
 """
 
 import weakref
@@ -12,20 +13,25 @@ from torch.overrides import TorchFunctionMode
 
 from halfstep_torch.distributed.shards import is_sharded, window_of
 from halfstep_torch.engine.groups import ReadGroup
+from halfstep_torch.engine.lazy_arrays import NotLazy
+from halfstep_torch.engine.lazy_step import lazy_bytes, lazy_update, may_be_lazy
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.run import TOGETHER
 from halfstep_torch.engine.scaling import NotScaling, asked_norms
+from halfstep_torch.engine.stage import Stage
 from halfstep_torch.optimizer import Optimizer
 
 
 def temporary_bytes(optimizer: Optimizer) -> int:
     """Return the most bytes of temporaries in a step on one device, as they are on a GPU.
 
+    Pieces of long parameters are as long as on the device of the parameter.
+
     Rules run on tensors without memory, so nothing is computed.
     """
     known: dict[tuple, int] = {}
     groups: dict[int, ReadGroup] = {}
-    waiting, of_params = 0, []
+    waiting, in_pieces, of_params = 0, 0, []
     for i, name, param in optimizer._named():
         group = groups.setdefault(i, optimizer._group(i))
         plan = group.plan(name, param)
@@ -35,13 +41,44 @@ def temporary_bytes(optimizer: Optimizer) -> int:
         key = i, plan, shape
         if key not in known:
             known[key] = max([0, *_stage_bytes(plan, group, shape)])
+            if known[key] and _is_lazy(plan, group, param):
+                known[key], in_pieces = 0, max(in_pieces, lazy_bytes(param.numel(), param.device))
         if known[key]:
             of_params.append((param.numel(), known[key]))
             # Updates of shards wait until those of all have come.
             waiting += 4 * torch.Size(window_of(param).shape).numel() if is_sharded(param) else 0
     total = sum(size for size, _ in of_params)
     peaks = (made + 4 * max(min(TOGETHER, total) - size, 0) for size, made in of_params)
-    return waiting + max(peaks, default=0)
+    return max(in_pieces, waiting + max(peaks, default=0))
+
+
+def _is_lazy(plan: Plan, group: ReadGroup, param: Tensor) -> bool:
+    """Whether a parameter is stepped in pieces."""
+    if is_sharded(param) or not may_be_lazy(plan, param.shape, param.device):
+        return False
+    *others, _ = zip(plan.padded_stages, plan.bounds, strict=True)
+    p, state = _without_memory(plan, tuple(param.shape))
+    numbers = [[_numbers(plan, group, place) for place in places] for _, places in others]
+    stages = [stage for stage, _ in others]
+    try:
+        lazy_update(stages, p, p, state, numbers, [1] * _count_of_keys(stages[0]))
+    except NotLazy:
+        return False
+    return True
+
+
+def _without_memory(plan: Plan, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return weights and state of a parameter, state arrays in a row."""
+    p = torch.empty(shape, dtype=plan.dtype, device="meta")
+    state = {
+        name: torch.empty(spec.shape(shape), dtype=spec.dtype, device="meta").reshape(-1)
+        for name, spec in plan.arrays.items()
+    }
+    return p, state
+
+
+def _count_of_keys(stage: Stage) -> int:
+    return sum(1 + len(roles) for roles in stage.roles)
 
 
 def _has_kernels(optimizer: Optimizer, plan: Plan, group: ReadGroup) -> bool:
@@ -67,13 +104,9 @@ def _stage_bytes(plan: Plan, group: ReadGroup, shape: tuple[int, ...]) -> list[i
     for stage, places in zip(plan.stages, plan.bounds, strict=True):
         if stage.scope != "parameter":
             continue
-        p = torch.empty(shape, dtype=plan.dtype, device="meta")
-        state = {
-            name: torch.empty(spec.shape(shape), dtype=spec.dtype, device="meta").reshape(-1)
-            for name, spec in stage.arrays.items()
-        }
+        p, state = _without_memory(plan, shape)
         numbers = [_numbers(plan, group, place) for place in places]
-        words = stage.array_words([1] * sum(1 + len(roles) for roles in stage.roles), p.device)
+        words = stage.array_words([1] * _count_of_keys(stage), p.device)
         with _Living() as living:
             u = torch.empty(shape, dtype=torch.float32, device="meta")
             left = stage.run(p, u, state, numbers, words)
