@@ -111,7 +111,6 @@ def _one_pass_settings() -> list[Setting]:
         ),
         *(Setting(f"bfloat16, {name}", _adamw(**bf16, param_storage=name), _ONE_PASS) for name in storages),
         Setting("nu ufloat16_e7m9", _adamw(nu_dtype="ufloat16_e7m9"), _ONE_PASS),
-        Setting("nu ufloat8_e6m2", _adamw(nu_dtype="ufloat8_e6m2"), _ONE_PASS),
         Setting(
             "one_pass (mulaw8, uroot4_e4m4)",
             _adamw(**hs.recipes.one_pass),

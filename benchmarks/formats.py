@@ -22,7 +22,7 @@ from halfstep_spec.storage.formats import Format
 from halfstep_spec.storage.relative import relative
 from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
 from halfstep_spec.storage.state_dtypes import codebook, scaled
-from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.storage.unsigned_floats import E5M3
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "concepts" / "formats.md"
@@ -41,7 +41,6 @@ REASONS = {
     '"bfloat16"': "the default of bfloat16 weights",
     '"float16"': "states of other libraries in float16",
     '"ufloat16_e7m9"': "`sixteen_bit`",
-    '"ufloat8_e6m2"': "one pass with rules other than Adam and LAMB",
     '"uroot4_e4m4"': "`one_pass`",
     'relative("float8_e3m4")': "`eight_bit`",
     'relative("mulaw8")': "`one_pass`",
@@ -87,11 +86,8 @@ class Diagram:
             return ROOTS[name]
         if name.startswith("int"):
             return {"sign": 1, "integer": int(name[3:]) - 1}
-        if name in UNSIGNED_FLOATS:
-            return {
-                "exponent": UNSIGNED_FLOATS[name].exponent_bits,
-                "mantissa": UNSIGNED_FLOATS[name].mantissa_bits,
-            }
+        if name == E5M3.name:
+            return {"exponent": E5M3.exponent_bits, "mantissa": E5M3.mantissa_bits}
         return {"sign": 1} | dict(zip(("exponent", "mantissa"), FLOATS[name], strict=True))
 
     @functools.cached_property

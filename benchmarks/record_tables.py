@@ -26,7 +26,7 @@ _IN_TORCH = {
 }
 """The names of the settings in the record of torch's programs."""
 _RECIPES = ("one_pass", "eight_bit", "four_bit")
-_DELETED = ("ufloat8_e4m4", "e5m2", "scaled e3m4", "4-bit tables", "4-bit codebooks")
+_DELETED = ("ufloat8_e4m4", "ufloat8_e6m2", "e5m2", "scaled e3m4", "4-bit tables", "4-bit codebooks")
 """Formats of records that the packages no longer have."""
 _KINDS = (
     *("healthy", "healthy, sizes alike", "spike 1e4x", "1e-8", "1e4", "elements 1 step in 300"),
@@ -183,7 +183,7 @@ def fed_back(rule: str, head: str) -> Table:
 _SHOWN = (
     *("float32, another batch order", "float32; mu bf16, nu scaled fp16", "float32; bf16"),
     "float32; bf16 nearest",
-    *(f"float32; mu relative e3m4, nu {nu}" for nu in ("uroot8", "ufloat8_e5m3", "ufloat8_e6m2")),
+    *(f"float32; mu relative e3m4, nu {nu}" for nu in ("uroot8", "ufloat8_e5m3")),
     *("float32; fp8: mu e4m3fn, nu ufloat8_e5m3", "float32; 8-bit tables: dynamic8, udynamic8"),
     *("bf16 split8; bf16", "bf16 compensated; bf16", "bf16 nearest; bf16 nearest"),
 )

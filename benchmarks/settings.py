@@ -63,7 +63,6 @@ WIDE: dict[str, Options] = {
     "one_pass: mulaw8, uroot4_e4m4": dict(hs.recipes.one_pass),
     "eight_bit: relative e3m4 with feedback, uroot8": EIGHT,
     "four_bit: relative int4 with feedback, uroot8": FOUR,
-    "mu relative e3m4, nu ufloat8_e6m2": _moments(E3M4, "ufloat8_e6m2"),
     "mu relative e3m4, nu uroot8": EIGHT | {"mu_rounding": "stochastic"},
     "mu relative e3m4, nu ufloat8_e5m3": _moments(E3M4, E5M3),
     "mu relative int8, nu ufloat8_e5m3": _moments(INT8, E5M3),

@@ -148,7 +148,6 @@ def storages(hs) -> dict[str, dict]:
     return {
         "bfloat16 (default)": bf16,
         "nu scaled float16": bf16 | {"nu_dtype": hs.scaled("float16")},
-        "nu ufloat8_e6m2": bf16 | {"nu_dtype": "ufloat8_e6m2"},
         "one_pass: mulaw8, uroot4_e4m4": hs.recipes.one_pass,
         "eight_bit: relative e3m4 with feedback, uroot8": hs.recipes.eight_bit,
         "relative int8, ufloat8_e5m3": {"mu_dtype": hs.relative("int8", 128), "nu_dtype": fp8["nu_dtype"]},

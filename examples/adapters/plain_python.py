@@ -333,7 +333,7 @@ def take_steps(case, rule):
     formats = [case.inputs[name].dtype for name in moments]
     known = all(name.endswith(("_dtype", "_rounding")) for name in extra)
     scaled = any(
-        isinstance(value, dict) or value in ("ufloat16_e7m9", "ufloat8_e6m2", "uroot4_e4m4", "feedback")
+        isinstance(value, dict) or value in ("ufloat16_e7m9", "ufloat16_e7m9", "uroot4_e4m4", "feedback")
         for value in a.values()
     )
     if scaled or not known or a["param_storage"] not in ("nearest", "stochastic"):

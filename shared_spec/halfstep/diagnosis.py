@@ -224,7 +224,6 @@ def diagnosis_of(
 
 RANGES = {
     "ufloat16_e7m9": (2.0**-79, 2.8e14, "1.7e-24, and are kept at that", "2.8e14, and become NaN"),
-    "ufloat8_e6m2": (2.0**-50, 1.5 * 2.0**13, "8.9e-16, and are kept at that", "1.2e4, and become NaN"),
     "uroot4_e4m4": (
         1.3235e-15,
         1.749e4,

@@ -216,10 +216,10 @@ ROWS = [
     (lambda: hs.store_state(complex_state(), "bfloat16").init(P), TypeError,
      "store_state: the state array 'z' is complex64; formats hold real numbers. "
      "Wrap a transform of real numbers."),
-    (lambda: hs.store_state(optax.adam(1.0), "ufloat8_e6m2").init(P), ValueError,
-     f"store_state: format=ufloat8_e6m2 has no sign, and '0/mu/w' has one. {NU}"),
-    (lambda: hs.store_state(copy_of_params(), "ufloat8_e6m2").init({"w": -P["w"]}), ValueError,
-     f"store_state: format=ufloat8_e6m2 has no sign, and 'w' has one. {NU}"),
+    (lambda: hs.store_state(optax.adam(1.0), "ufloat16_e7m9").init(P), ValueError,
+     f"store_state: format=ufloat16_e7m9 has no sign, and '0/mu/w' has one. {NU}"),
+    (lambda: hs.store_state(copy_of_params(), "ufloat16_e7m9").init({"w": -P["w"]}), ValueError,
+     f"store_state: format=ufloat16_e7m9 has no sign, and 'w' has one. {NU}"),
     (
         lambda: hs.store_state(optax.adam(1.0), "bfloat16").update(
             P, hs.store_state(optax.adam(1.0), "bfloat16").init({"w": jnp.ones((2, 4))}), P

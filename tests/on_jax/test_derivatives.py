@@ -112,7 +112,7 @@ def test_rounding_is_straight_through(param_storage):
 CODED = {
     "momentum": lambda rate: hs.sgd(rate, 0.9, accumulator_dtype=hs.scaled("float8_e4m3fn", 4, 0, 0)),
     "one_pass": lambda rate: hs.adamw(rate, recipe="one_pass"),
-    "nu": lambda rate: hs.adamw(rate, nu_dtype="ufloat8_e6m2"),
+    "nu": lambda rate: hs.adamw(rate, nu_dtype="ufloat16_e7m9"),
     "float16": lambda rate: hs.sgd(rate, 0.9, accumulator_dtype=hs.scaled("float16", 4, 0, 0)),
     "store_state": lambda rate: hs.store_state(optax.sgd(rate, 0.9), hs.scaled("float8_e4m3fn", 4, 0, 0)),
 }

@@ -85,7 +85,7 @@ def test_small_and_flat_leaves_are_kept_in_float32():
 
 
 def test_a_state_without_scaled_formats_has_no_trees_of_scales():
-    state = hs.scale_by_adam(nu_dtype="ufloat8_e6m2").init({"w": weights((64, 64))})
+    state = hs.scale_by_adam(nu_dtype="ufloat16_e7m9").init({"w": weights((64, 64))})
     assert jax.tree.leaves((state.mu_scale, state.nu_scale)) == []
 
 

@@ -26,7 +26,7 @@ MAKE = {
     "default": lambda: hs.adamw(1e-2),
     "split8": lambda: hs.adamw(1e-2, param_storage="split8"),
     "split16": lambda: hs.adamw(1e-2, param_storage="split16"),
-    "stored": lambda: hs.store_state(ADAM, "ufloat8_e6m2", select=lambda name, _: "nu" in name),
+    "stored": lambda: hs.store_state(ADAM, "ufloat16_e7m9", select=lambda name, _: "nu" in name),
     "sixteen": lambda: hs.store_state(ADAM, "bfloat16", select=lambda name, _: "nu" in name),
 }
 PAIRS = [

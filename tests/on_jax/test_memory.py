@@ -50,9 +50,9 @@ def test_a_donated_step_needs_no_temporary_memory(param_dtype, state_dtype, para
 
 def test_moments_in_units_of_a_root_need_no_more_than_a_copy_of_the_codes():
     """XLA keeps a root that has two uses as a float32 array: no root has. nu's codes are read once more."""
-    tx = hs.adamw(1e-3, mu_dtype=hs.relative("float8_e3m4"), nu_dtype="ufloat8_e6m2")
+    tx = hs.adamw(1e-3, mu_dtype=hs.relative("float8_e3m4"), nu_dtype="ufloat16_e7m9")
     memory = compile_step(tx, "bfloat16").memory_analysis()
-    assert memory.temp_size_in_bytes < SIZE + SMALL
+    assert memory.temp_size_in_bytes < 2 * SIZE + SMALL
 
 
 def test_weights_fed_back_need_no_more_than_copies_in_16_bits():

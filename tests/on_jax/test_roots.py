@@ -14,12 +14,12 @@ import pytest
 from jax import lax
 
 import halfstep_jax as hs
-from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS, unsigned_values
+from halfstep.storage.integers import FINE_BASE, FINE_SCALE
+from halfstep.storage.unsigned_floats import unsigned_values
 from halfstep_jax.numbers import roots
 from halfstep_jax.numbers.arrays import JaxArrays
 
 COUNT = 1 << 17
-SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 
 
 def numbers(seed: int, lowest: int, highest: int) -> np.ndarray:
@@ -144,7 +144,7 @@ def test_derivatives_are_those_of_the_plain_operations():
 
 @pytest.mark.parametrize("shared", [(254, 1), (254, 512)])
 def test_a_quotient_by_the_scale_of_a_block_is_rounded_once(shared):
-    scale = unsigned_values(JaxArrays(), jnp.arange(1, 255), SCALES, SCALES.fixed_base)
+    scale = unsigned_values(JaxArrays(), jnp.arange(1, 255), FINE_SCALE, FINE_BASE)
     scale = np.broadcast_to(np.asarray(scale)[:, None], shared)
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((254, 512)) * 50).astype(np.float32) * scale

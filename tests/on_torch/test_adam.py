@@ -33,7 +33,7 @@ SETTINGS = st.fixed_dictionaries(
         "param": st.sampled_from(["bfloat16", "float16", "float32"]),
         "storage": st.sampled_from(sorted(PARAM_STORAGES)),
         "mu": st.one_of(st.sampled_from(_PLAIN), scaled(_SIGNED)),
-        "nu": st.one_of(st.sampled_from(["float32", "bfloat16", "ufloat8_e6m2"]), scaled(_SECOND)),
+        "nu": st.one_of(st.sampled_from(["float32", "bfloat16", "ufloat16_e7m9"]), scaled(_SECOND)),
         "mu_rounding": st.sampled_from(_ROUNDINGS),
         "nu_rounding": st.sampled_from(_ROUNDINGS),
         "decay": st.sampled_from(["decoupled", "l2"]),

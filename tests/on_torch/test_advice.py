@@ -67,10 +67,9 @@ def test_float16_gradients_without_a_scaler_are_spoken_of_once(caplog):
     ]
 
 
-@pytest.mark.parametrize("formats", [{"nu_dtype": "ufloat8_e6m2"}, hs.recipes.one_pass])
 @pytest.mark.parametrize(("size", "word"), [(200.0, "large"), (1e-8, "small"), (1e-3, None)])
-def test_gradients_that_8_bits_without_a_scale_do_not_hold_are_spoken_of(formats, size, word, caplog):
-    step(hs.AdamW, [[size, 0.0]], **formats)
+def test_gradients_that_8_bits_without_a_scale_do_not_hold_are_spoken_of(size, word, caplog):
+    step(hs.AdamW, [[size, 0.0]], **hs.recipes.one_pass)
     assert [f"gradients of '0' are so {word}" in message for message in said(caplog)] == (
         [True] if word else []
     )

@@ -12,7 +12,7 @@ from stops import STOPS
 
 QUICK = ("bfloat16", "scaled ufloat8_e5m3")
 SCALED = [f"scaled {dtype}" for dtype, codes in SCALED_CODES.items() if codes.for_second_moments]
-STOCHASTIC = ("bfloat16", "ufloat8_e6m2", *SCALED)
+STOCHASTIC = ("bfloat16", "ufloat16_e7m9", *SCALED)
 
 
 def average_of_ones(fmt, b, rounding, shape, steps, seed=0):

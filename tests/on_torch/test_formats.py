@@ -61,7 +61,7 @@ def test_any_layout_has_the_bits_of_the_spec(shape, block_size):
         assert_same(from_torch(bound.decode(ours).view(shape)), decoded, f"{name} {block_size} {shape}")
 
 
-@pytest.mark.parametrize(("dtype", "top"), [("ufloat8_e6m2", 13), ("ufloat16_e7m9", 47)])
+@pytest.mark.parametrize(("dtype", "top"), [("ufloat16_e7m9", 13), ("ufloat16_e7m9", 47)])
 def test_the_numbers_of_a_round_trip_of_unsigned_floats_are_those_of_its_codes(dtype, top):
     rng = np.random.default_rng(0)
     x = torch.from_numpy(np.exp2(rng.uniform(-60, 20, 4096)).astype(np.float32))

@@ -147,9 +147,9 @@ def parameter():
             "store_state: select chooses none of 'mu/w', 'nu/w'. Choose one of them, or leave select out.",
         ),
         (
-            lambda: optimizer(parameter(), hs.store_state(adam(), "ufloat8_e6m2")),
+            lambda: optimizer(parameter(), hs.store_state(adam(), "ufloat16_e7m9")),
             ValueError,
-            "store_state: format=ufloat8_e6m2 has no sign, and 'mu' has one. "
+            "store_state: format=ufloat16_e7m9 has no sign, and 'mu' has one. "
             'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").',
         ),
         (

@@ -8,7 +8,7 @@ import halfstep_torch
 
 
 def transform(**options):
-    return halfstep_jax.adamw(1e-2, **{"seed": 3, "nu_dtype": "ufloat8_e6m2"} | options)
+    return halfstep_jax.adamw(1e-2, **{"seed": 3, "nu_dtype": "ufloat16_e7m9"} | options)
 
 
 def weights():
@@ -19,7 +19,7 @@ def torch_run(**options):
     model = torch.nn.Module()
     model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
     model.b = torch.nn.Parameter(torch.zeros(2))
-    options = {"weight_decay": 1e-4, "nu_dtype": "ufloat8_e6m2", "compile": False} | options
+    options = {"weight_decay": 1e-4, "nu_dtype": "ufloat16_e7m9", "compile": False} | options
     return model, halfstep_torch.AdamW(model.named_parameters(), 1e-2, **options)
 
 

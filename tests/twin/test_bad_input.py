@@ -102,9 +102,9 @@ VALUES = {
         ({"nu_dtype": "uroot4_e4m4"}, STOPS),
         ({"mu_dtype": relative("int8", 128), "nu_dtype": "uroot4_e4m4"}, STOPS),
         ({"mu_dtype": relative("mulaw8")}, NO_POWER.format(None)),
-        ({"mu_dtype": relative("mulaw8"), "nu_dtype": "ufloat8_e6m2"}, NO_POWER.format("ufloat8_e6m2")),
+        ({"mu_dtype": relative("mulaw8"), "nu_dtype": "ufloat16_e7m9"}, NO_POWER.format("ufloat16_e7m9")),
         ({"mu_dtype": scaled("ufloat8_e5m3")}, f"mu_dtype=ufloat8_e5m3 {NO_SIGN}"),
-        ({"mu_dtype": "ufloat8_e6m2"}, f"mu_dtype=ufloat8_e6m2 {NO_SIGN}"),
+        ({"mu_dtype": "ufloat16_e7m9"}, f"mu_dtype=ufloat16_e7m9 {NO_SIGN}"),
         ({"mu_dtype": codebook("udynamic8")}, f"mu_dtype=udynamic8 {NO_SIGN}"),
         ({"mu_rounding": None}, f"mu_rounding=None is not a rounding. {ROUNDINGS}"),
         ({"nu_rounding": "up"}, f"nu_rounding='up' is not a rounding. {ROUNDINGS}"),
@@ -122,8 +122,8 @@ VALUES = {
         ({"warmup_steps": -1}, f"warmup_steps=-1 is negative. {WARMUP}"),
         ({"warmup_steps": 2.5}, f"warmup_steps=2.5 is not whole. {WARMUP}"),
         (
-            {"lead_dtype": "ufloat8_e6m2"},
-            "lead_dtype=ufloat8_e6m2 has no sign. Use it for nu, and a signed format for lead.",
+            {"lead_dtype": "ufloat16_e7m9"},
+            "lead_dtype=ufloat16_e7m9 has no sign. Use it for nu, and a signed format for lead.",
         ),
     ],
     "scale_by_factored_rms": [({"epsilon": -1.0}, f"epsilon=-1.0 is negative. {AT_LEAST_0}")],
@@ -193,7 +193,7 @@ VALUES = {
         *(
             ({"dtype": dtype}, f"dtype={name} has no scaled format. {SCALED}")
             for dtype, name in [
-                *((x, x) for x in ("int4", "float32", "bfloat16", "ufloat8_e6m2")),
+                *((x, x) for x in ("int4", "float32", "bfloat16", "ufloat16_e7m9")),
                 (torch.complex64, "complex64"),
                 (np.dtype("complex64"), "complex64"),
             ]
@@ -211,7 +211,7 @@ VALUES = {
             ({"dtype": name, "block_size": size}, NO_FORMAT.format(name, size, way_out))
             for name, size, way_out in (
                 ("bfloat16", None, UNITS),
-                ("ufloat8_e6m2", None, UNITS),
+                ("ufloat16_e7m9", None, UNITS),
                 ("int4", None, 'relative("int4", 32)'),
                 ("int8", None, 'relative("int8", 32)'),
                 ("float8_e3m4", 128, UNITS_OF_BLOCKS),

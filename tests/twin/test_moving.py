@@ -32,7 +32,7 @@ _RUNS = {
     "default": Run("adamw", "bfloat16", "stochastic", "bfloat16", "bfloat16"),
     "four-bit": Run("adamw", "bfloat16", "split16", "relative int4/8", "uroot8/8"),
     "fourth root": Run("adamw", "bfloat16", "stochastic", "relative mulaw8", "uroot4_e4m4"),
-    "one-pass": Run("adam", "bfloat16", "stochastic", "relative float8_e3m4", "ufloat8_e6m2"),
+    "one-pass": Run("adam", "bfloat16", "stochastic", "relative float8_e3m4", "ufloat16_e7m9"),
     "relative": Run("adamw", "bfloat16", "nearest", "relative int8/8", "uroot8/8"),
     "fixed": Run("adam", "float16", "stochastic", "relative float8_e3m4", "float32"),
     "tables": Run("adamw", "bfloat16", "compensated", "dynamic8/8", "udynamic8/8"),

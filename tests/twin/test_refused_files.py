@@ -16,7 +16,7 @@ from twin.state_files import everything, torch_run, transform, weights
 
 @pytest.mark.parametrize("options", [{"nu_dtype": "bfloat16"}, {"b1": 0.8}, {"param_storage": "split16"}])
 def test_a_run_with_another_recipe_is_refused_by_both(options, file):
-    message = {"nu_dtype": "nu=ufloat8_e6m2", "b1": "b1=0.8", "param_storage": "split_params"}[min(options)]
+    message = {"nu_dtype": "nu=ufloat16_e7m9", "b1": "b1=0.8", "param_storage": "split_params"}[min(options)]
     with pytest.raises(ValueError, match=message):
         halfstep_jax.load_state(file, weights(), transform(**options))
     options = {"betas": (0.8, 0.999)} if "b1" in options else options
@@ -109,7 +109,7 @@ def test_parameters_at_different_steps_move_in_torch_alone(file, tmp_path):
 
 def test_a_state_that_is_not_of_the_transform_is_refused(tmp_path):
     params = weights()
-    with pytest.raises(ValueError, match="has nu_ufloat8_e6m2, and this transform keeps no codes"):
+    with pytest.raises(ValueError, match="has nu_ufloat16_e7m9, and this transform keeps no codes"):
         halfstep_jax.save_state(tmp_path / "run", params, transform().init(params), optax.sgd(1.0))
     with pytest.raises(ValueError, match="another structure"):
         halfstep_jax.save_state(tmp_path / "run", params, optax.adam(1.0).init(params), optax.sgd(1.0))
@@ -134,7 +134,7 @@ def test_parts_of_a_jax_run_are_groups_in_torch(tmp_path):
     model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
     model.b = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
     groups = [
-        {"params": [("w", model.w)], "nu_dtype": "ufloat8_e6m2"},
+        {"params": [("w", model.w)], "nu_dtype": "ufloat16_e7m9"},
         {"params": [("b", model.b)], "nu_dtype": "bfloat16", "param_storage": "split16"},
     ]
     optimizer = halfstep_torch.AdamW(groups, 1e-2, weight_decay=1e-4, compile=False)
@@ -217,7 +217,7 @@ def test_two_seeds_in_one_param_group_are_refused_in_torch(tmp_path):
     model = torch.nn.Module()
     model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
     model.b = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
-    options = {"weight_decay": 1e-4, "nu_dtype": "ufloat8_e6m2", "compile": False}
+    options = {"weight_decay": 1e-4, "nu_dtype": "ufloat16_e7m9", "compile": False}
     optimizer = halfstep_torch.AdamW(model.named_parameters(), 1e-2, **options)
     with pytest.raises(
         ValueError, match=r"has the seed \[2\] at 'b' and \[1\] at another weight of the group"

@@ -182,7 +182,7 @@ def test_a_header_is_json_as_others_read_it(tmp_path):
 def test_a_person_can_read_a_file(main, file, tmp_path, capsys):
     assert main([str(file)]) == 0
     said = capsys.readouterr().out
-    for text in ("2 leaves", "scale_by_adam, step 2, seed 3", "ufloat8_e6m2", "nu/w", "2x3"):
+    for text in ("2 leaves", "scale_by_adam, step 2, seed 3", "ufloat16_e7m9", "nu/w", "2x3"):
         assert text in said
     bad = tmp_path / "bad"
     bad.write_bytes(file.read_bytes()[:-1])

@@ -74,7 +74,7 @@ def store_state(
     and arrays below the format's `min_size` (see `scaled`). All other arrays are stored, whatever they mean
     to `inner`: copies of weights and gradients too. `select` says otherwise:
 
-        store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
+        store_state(tx, "ufloat16_e7m9", select=lambda name, array: "nu" in name.split("/"))
 
     Only an array's name is known. In a format with a scale, a nonzero number never becomes zero in a block
     without negative numbers. So second moments are safe in "float8_e4m3fn". Formats without a sign keep
@@ -82,7 +82,7 @@ def store_state(
 
     Args:
         inner: any Optax transform.
-        format: "float32", "bfloat16", "float16", "ufloat8_e6m2", or a format from `scaled` or `codebook`.
+        format: "float32", "bfloat16", "float16", "ufloat16_e7m9", or a format from `scaled` or `codebook`.
         rounding: "stochastic", or "nearest_unchecked", which freezes slow averages: see `scale_by_adam`.
         select: a function that says whether an array in the state of `inner` is stored. Its arguments are the
             name, such as "0/mu/encoder/kernel", and shape and dtype as a `jax.ShapeDtypeStruct`. None stores

@@ -33,7 +33,7 @@ def store_state(
     scalar parameters, 8-bit floats, and arrays too small for the format's scales are left alone. `select`
     leaves out more:
 
-        store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
+        store_state(tx, "ufloat16_e7m9", select=lambda name, array: "nu" in name.split("/"))
 
     A format without a sign stores magnitudes: select second moments for it. One with scales, such as
     scaled("float8_e4m3fn"), keeps these above zero (contract S4). Freezing is not checked.

@@ -49,7 +49,7 @@ class ScaleByAdam(Rule):
             or a format with a sign (`scaled`, `codebook`, `relative`). None is bfloat16 for bfloat16 weights,
             else float32.
         nu_dtype: the same for the second moment. It has no sign, so "ufloat16_e7m9" of 16 bits,
-            "ufloat8_e6m2" of 8 and the unsigned scaled formats are allowed too. Beside
+            the unsigned scaled formats are allowed too. Beside
             mu_dtype=relative("mulaw8") it may be "uroot4_e4m4". Then u is computed from m and v before they
             are stored, and eps enters under the root.
         mu_rounding: "stochastic", "feedback", "nearest", "nearest_unchecked" (nearest even if that freezes m)

@@ -9,7 +9,7 @@ from halfstep.storage.floats import FixedCodes, PlainCodes, SignedCodes
 from halfstep.storage.fourth_roots import MULAW8, UROOT4
 from halfstep.storage.integers import DEAD_ZONE, FINE_CODES, IntegerCodes
 from halfstep.storage.tables import TABLES, TableCodes
-from halfstep.storage.unsigned_floats import UNSIGNED_CODES
+from halfstep.storage.unsigned_floats import UFLOAT8
 from halfstep.storage.unsigned_halves import UFLOAT16
 from halfstep.storage.unsigned_roots import ROOT_CODES
 
@@ -18,14 +18,13 @@ __all__ = ["CODES", "DEAD_ZONE", "NAN_SCALE", "Codes"]
 PLAIN_CODES: dict[str, Codes] = {
     **{name: PlainCodes.of(name) for name in ("float32", "bfloat16", "float16")},
     "ufloat16_e7m9": UFLOAT16,
-    "ufloat8_e6m2": UNSIGNED_CODES["ufloat8_e6m2"],
     "uroot4_e4m4": UROOT4,
 }
 """By name: codes without a scale, the dtypes of states."""
 SCALED_CODES: dict[str, Codes] = {
     **{name: SignedCodes.of(FLOAT_FORMATS[name]) for name in ("float16", "float8_e4m3fn")},
     "int8": IntegerCodes.of(INT8),
-    "ufloat8_e5m3": UNSIGNED_CODES["ufloat8_e5m3"],
+    "ufloat8_e5m3": UFLOAT8,
     **ROOT_CODES,
 }
 """The codes of `scaled`."""

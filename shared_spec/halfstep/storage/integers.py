@@ -8,11 +8,14 @@ from halfstep.arrays import Array, Arrays
 from halfstep.float_formats import INT4, INT8, FloatFormat
 from halfstep.rounding import draw, whole
 from halfstep.storage.base_codes import NAN_SCALE, Codes, scales_of
-from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS, unsigned_values
+from halfstep.storage.unsigned_floats import UnsignedFloat, unsigned_values
 
 DEAD_ZONE = 1 / 16
 """The share of a unit up to which dithered codes store exact zero: an average that decays ends there."""
-_SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
+FINE_SCALE = UnsignedFloat("fine", 6, 2)
+"""A scale: three significant bits, counted from"""
+FINE_BASE = 77 << 2
+"""the pattern of 2^-50."""
 
 
 class IntegerCodes(Codes):
@@ -37,7 +40,7 @@ class IntegerCodes(Codes):
 
 
 class FineIntegerCodes(Codes):
-    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: the stored value is q s."""
+    """Integers from -K to K under a fine scale s, of three significant bits: the stored value is q s."""
 
     @classmethod
     def of(cls, dtype: str, fmt: FloatFormat, packed: bool = False) -> "FineIntegerCodes":
@@ -60,13 +63,13 @@ class FineIntegerCodes(Codes):
 
     def scale_byte(self, xp: Arrays, block_max: Array) -> Array:
         """Return the scales, rounded up: `block_max` over K fits. Past the largest scale comes NaN."""
-        drop = 23 - _SCALES.mantissa_bits
+        drop = 23 - FINE_SCALE.mantissa_bits
         least = xp.bits(block_max * float(np.float32(1 / self.largest)))
-        return xp.clip(((least + ((1 << drop) - 1)) >> drop) - _SCALES.fixed_base, 1, NAN_SCALE)
+        return xp.clip(((least + ((1 << drop) - 1)) >> drop) - FINE_BASE, 1, NAN_SCALE)
 
     def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return x / s, rounded to integers that stop at K. A quotient: of q s it is the integer again."""
-        ratio = xp.quotient(abs(x), unsigned_values(xp, xp.wide(scale), _SCALES, _SCALES.fixed_base))
+        ratio = xp.quotient(abs(x), unsigned_values(xp, xp.wide(scale), FINE_SCALE, FINE_BASE))
         return _with_sign(xp, x, ratio, words, nonzero, self.largest)
 
     def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
@@ -74,7 +77,7 @@ class FineIntegerCodes(Codes):
         return xp.real(codes) * self._unit(xp, scale)
 
     def _unit(self, xp: Arrays, scale: Array) -> Array:
-        unit = unsigned_values(xp, xp.wide(scale), _SCALES, _SCALES.fixed_base)
+        unit = unsigned_values(xp, xp.wide(scale), FINE_SCALE, FINE_BASE)
         return xp.where(scale == NAN_SCALE, math.nan, unit)
 
 
@@ -87,7 +90,7 @@ class DitheredCodes(FineIntegerCodes):
 
     def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that; 0 near zero."""
-        unit = unsigned_values(xp, xp.wide(scale), _SCALES, _SCALES.fixed_base)
+        unit = unsigned_values(xp, xp.wide(scale), FINE_SCALE, FINE_BASE)
         q = xp.clip(xp.nearest(xp.quotient(x, unit) + _dither(xp, words)), -self.largest, self.largest)
         # That is |x / s| <= 1/16: s has three bits, so that no x is so near above s/16 that x / s is 1/16. A
         # quotient with two uses XLA on CPU keeps in float32.

@@ -17,7 +17,7 @@ from halfstep.storage.state_dtypes import code_name, codebook, scaled, use_one_o
 
 LARGEST_BOUND = 7.5
 """The largest number of codes without a scale."""
-_LARGEST_SCALE = np.float32(1.5 * 2.0**13)  # the number of the code 254 of ufloat8_e6m2
+_LARGEST_SCALE = np.float32(1.5 * 2.0**13)  # of the byte 254
 
 
 def relative(dtype: DType, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2) -> Format:

@@ -20,13 +20,11 @@ class UnsignedFloat:
         name: "ufloat8_e5m3" and the like.
         exponent_bits: width of the exponent field.
         mantissa_bits: width of the mantissa field.
-        fixed: float32 exponent field of code 1's binade, in a format without a scale; None in one with.
     """
 
     name: str
     exponent_bits: int
     mantissa_bits: int
-    fixed: int | None = None
 
     def base(self, byte: Array) -> Array:
         """Return the base for which the second highest binade has the float32 exponent field `byte`.
@@ -36,41 +34,20 @@ class UnsignedFloat:
         """
         return (byte - (2**self.exponent_bits - 2)) << self.mantissa_bits
 
-    @property
-    def fixed_base(self) -> int:
-        """The base of a format without a scale."""
-        assert self.fixed is not None
-        return self.fixed << self.mantissa_bits
 
-
-UNSIGNED_FLOATS = {
-    fmt.name: fmt
-    for fmt in (
-        UnsignedFloat("ufloat8_e5m3", 5, 3),
-        UnsignedFloat("ufloat8_e6m2", 6, 2, fixed=77),  # 2^-50 and up
-    )
-}
+E5M3 = UnsignedFloat("ufloat8_e5m3", 5, 3)
 
 
 class UnsignedCodes(Codes):
-    """Unsigned floats with a base for each block, or a fixed base, where 255 is NaN."""
+    """Unsigned floats with a base for each block."""
 
     @classmethod
     def of(cls, fmt: UnsignedFloat) -> "UnsignedCodes":
         """Return the codes of a format."""
-        scaled, gap = fmt.fixed is None, 2.0 ** -(fmt.mantissa_bits + 1)
         # From the byte for which the smallest number of the block is normal.
-        scale_range = (2**fmt.exponent_bits - 1, 253) if scaled else (0, 0)
-        nan_code = None if scaled else 255
-        return cls(
-            "uint8",
-            fmt,
-            gap,
-            signed=False,
-            nan_in_scale=scaled,
-            nan_code=nan_code,
-            scale_range=scale_range,
-        )
+        scale_range = (2**fmt.exponent_bits - 1, 253)
+        gap = 2.0 ** -(fmt.mantissa_bits + 1)
+        return cls("uint8", fmt, gap, signed=False, nan_in_scale=True, scale_range=scale_range)
 
     def rounded(self, xp: Arrays, x: Array, scale: Array, words: Array, nonzero: Array) -> Array:
         """Return codes counted from the base of their block; only zero, of either sign, gets 0."""
@@ -80,20 +57,16 @@ class UnsignedCodes(Codes):
             code = cut(xp, bits, None, drop)
         else:
             code = (bits + (draw(xp, words, drop) + self._root_term(bits))) >> drop
-        return xp.clip(code - self._base(xp, scale), xp.clip(bits, high=1), 255)
+        return xp.clip(code - self.numbers.base(xp.wide(scale)), xp.clip(bits, high=1), 255)
 
     def marked(self, xp: Arrays, x: Array, scale: Array, codes: Array) -> Array:
         """Return codes as they are stored. Marks are looked for in int32: a TPU moves less for it."""
-        return super().marked(xp, x, None if scale is None else xp.wide(scale), codes)
+        return super().marked(xp, x, xp.wide(scale), codes)
 
     def values(self, xp: Arrays, codes: Array, scale: Array, words: Array) -> Array:
         """Return the numbers from the base of their block up."""
-        values = unsigned_values(xp, codes, self.numbers, self._base(xp, scale))
-        return values if scale is None else xp.where(scale == NAN_SCALE, math.nan, values)
-
-    def _base(self, xp: Arrays, scale: Array) -> Array:
-        """Return the base of every block, or the fixed one."""
-        return self.numbers.fixed_base if scale is None else self.numbers.base(xp.wide(scale))
+        values = unsigned_values(xp, codes, self.numbers, self.numbers.base(xp.wide(scale)))
+        return xp.where(scale == NAN_SCALE, math.nan, values)
 
     def _root_term(self, bits: Array) -> Array:
         """Return the number that rounding adds to keep the mean of x^(1/4), and not of x.
@@ -108,7 +81,7 @@ class UnsignedCodes(Codes):
         return cut_off * (2047 - cut_off) * ((23 << m - 2) - 3 * kept) >> (3 + 3 * m)
 
 
-UNSIGNED_CODES = {name: UnsignedCodes.of(fmt) for name, fmt in UNSIGNED_FLOATS.items()}
+UFLOAT8 = UnsignedCodes.of(E5M3)
 
 
 def unsigned_values(xp: Arrays, codes: Array, fmt: UnsignedFloat, base: Array) -> Array:

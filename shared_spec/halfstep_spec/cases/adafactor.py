@@ -25,7 +25,7 @@ _ROWS: tuple[tuple[tuple[int, ...], dict[str, Any], str], ...] = (
     ((3, 2, 7, 6), {"decay_rate": 0.5, "step_offset": 2}, "split16"),
     ((8, 3), {"nu_dtype": scaled("ufloat8_e5m3", 3, 0, 0), "min_dim_size_to_factor": 4}, "stochastic"),
     ((24,), {"nu_dtype": "bfloat16"}, "compensated"),
-    ((4, 4), {"factored": False, "nu_dtype": "ufloat8_e6m2"}, "nearest"),
+    ((4, 4), {"factored": False, "nu_dtype": "ufloat16_e7m9"}, "nearest"),
 )
 
 

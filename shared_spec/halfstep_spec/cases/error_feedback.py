@@ -34,7 +34,7 @@ def cases() -> list[Case]:
     grid += [
         ("bfloat16", "bfloat16"),
         ("bfloat16", "float32"),
-        (e3m4, "ufloat8_e6m2"),
+        (e3m4, "ufloat16_e7m9"),
         ("float32", "float32"),
     ]
     cases = [_case(Step(_adam(mu, nu), 0.1), "Grid") for mu, nu in grid]

@@ -37,7 +37,7 @@ def cases() -> list[Case]:
     )
     formats = ["bfloat16", "float16", "float32", e4m3, int8, dynamic8]
     formats.append(scaled("float16", **small))
-    unsigned = ["ufloat8_e6m2", scaled("ufloat8_e5m3", **small), codebook("udynamic8", **small)]
+    unsigned = ["ufloat16_e7m9", scaled("ufloat8_e5m3", **small), codebook("udynamic8", **small)]
     adam = ScaleByAdam(seed=42)
     rows = [(adam, fmt, "stochastic", None, "All") for fmt in formats]
     rows += [(adam, fmt, "stochastic", ("nu",), "Selected") for fmt in unsigned]

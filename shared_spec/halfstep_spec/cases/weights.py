@@ -24,7 +24,7 @@ NOTES = {
 _STEPS, _SHAPE = 10, (8, 6)
 _MU = {
     "ufloat8_e5m3": "float16",
-    "ufloat8_e6m2": "float8_e4m3fn",
+    "ufloat16_e7m9": "float8_e4m3fn",
     "uroot8": "float8_e4m3fn",
 }
 """The format of mu beside a nu without a sign, if not float16; beside any other nu it is the format of nu."""

@@ -10,8 +10,8 @@ from halfstep_spec.storage.fourth_root_codes import FourthRootCodes
 from halfstep_spec.storage.root_codes import RootCodes
 from halfstep_spec.storage.table_codes import TableCodes
 from halfstep_spec.storage.tables import TABLES
-from halfstep_spec.storage.unsigned_codes import PlainUnsignedCodes, UnsignedCodes
-from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.storage.unsigned_codes import UnsignedCodes
+from halfstep_spec.storage.unsigned_floats import E5M3
 from halfstep_spec.storage.unsigned_halves import UnsignedHalfCodes
 
 PLAIN_CODES: dict[str, Codes] = {
@@ -19,7 +19,6 @@ PLAIN_CODES: dict[str, Codes] = {
     "bfloat16": PlainCodes(FLOAT_FORMATS["bfloat16"]),
     "float16": PlainCodes(FLOAT_FORMATS["float16"]),
     "ufloat16_e7m9": UnsignedHalfCodes(),
-    "ufloat8_e6m2": PlainUnsignedCodes(UNSIGNED_FLOATS["ufloat8_e6m2"]),
     "uroot4_e4m4": FourthRootCodes(),
 }
 """By name: codes without a scale."""
@@ -27,7 +26,7 @@ SCALED_CODES: dict[str, Codes] = {
     "float16": SignedCodes(FLOAT_FORMATS["float16"]),
     "float8_e4m3fn": SignedCodes(FLOAT_FORMATS["float8_e4m3fn"]),
     "int8": IntegerCodes(),
-    "ufloat8_e5m3": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e5m3"]),
+    "ufloat8_e5m3": UnsignedCodes(E5M3),
     "uroot8": RootCodes(),
 }
 """By name: codes that `scaled` takes."""

@@ -12,9 +12,10 @@ from halfstep_spec.numbers.rounding import encode_float
 from halfstep_spec.storage.base_codes import NAN_SCALE, Codes
 from halfstep_spec.storage.float_codes import INT8, SignedCodes
 from halfstep_spec.storage.fourth_root_codes import MuLawCodes
-from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
+from halfstep_spec.storage.unsigned_floats import UnsignedFloat, decode_unsigned
 
-_SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
+# Of a fine scale: three significant bits, from 2^-50 up.
+_SCALES, _BASE = UnsignedFloat("fine", 6, 2), 77 << 2
 # The range of codes without a scale must hold 7.27, at b1 = 0.9 and b2 = 0.999, and some more.
 _BOUND = np.float32(7.5)
 _PAST = np.float32(8.0)
@@ -56,7 +57,7 @@ class FixedCodes(Codes):
 
 @dataclasses.dataclass(frozen=True)
 class FineIntegerCodes(Codes):
-    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: the stored value is q s.
+    """Integers from -K to K under a fine scale s, of three significant bits: the stored value is q s.
 
     Attributes:
         largest: K.
@@ -68,7 +69,7 @@ class FineIntegerCodes(Codes):
 
     @property
     def scale_range(self) -> tuple[int, int]:
-        """The bytes of `ufloat8_e6m2` that are numbers."""
+        """The bytes that are numbers."""
         return 1, NAN_SCALE - 1
 
     @property
@@ -80,7 +81,7 @@ class FineIntegerCodes(Codes):
         """Return the scales, rounded up: `block_max` over K fits. Past the largest scale comes NaN."""
         least = block_max * np.float32(1 / self.largest)
         drop = 23 - _SCALES.mantissa_bits
-        codes = (least.view(np.uint32).astype(np.int64) + (1 << drop) - 1 >> drop) - _SCALES.fixed_base
+        codes = (least.view(np.uint32).astype(np.int64) + (1 << drop) - 1 >> drop) - _BASE
         return np.clip(codes, 1, NAN_SCALE).astype(np.uint8)
 
     def encode(self, x, scale, words, nonzero) -> np.ndarray:
@@ -101,7 +102,7 @@ class FineIntegerCodes(Codes):
         return np.where(np.isfinite(x), x, np.float32(0)) / self._unit(np.minimum(scale, NAN_SCALE - 1))
 
     def _unit(self, scale: np.ndarray) -> np.ndarray:
-        return decode_unsigned(scale, _SCALES, _SCALES.fixed_base)
+        return decode_unsigned(scale, _SCALES, _BASE)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from halfstep_spec.storage.base_codes import Codes
-from halfstep_spec.storage.unsigned_floats import NAN_CODE, UnsignedFloat, decode_unsigned, encode_unsigned
+from halfstep_spec.storage.unsigned_floats import UnsignedFloat, decode_unsigned, encode_unsigned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +46,3 @@ class UnsignedCodes(Codes):
         """Return the numbers from the base of their block up."""
         assert scale is not None
         return decode_unsigned(codes, self.format, self.format.base(scale.astype(np.int64)))
-
-
-@dataclasses.dataclass(frozen=True)
-class PlainUnsignedCodes(UnsignedCodes):
-    """Unsigned floats from a fixed base up, with a code for NaN and no scale."""
-
-    nan_in_scale = False
-
-    def encode(self, x, scale, words, nonzero) -> np.ndarray:
-        """Return codes; the code of NaN for numbers that are not finite."""
-        codes = encode_unsigned(x, words, self.format, self.format.fixed_base)
-        return np.where(np.isfinite(x), codes, NAN_CODE).astype(np.uint8)
-
-    def decode(self, codes, scale, words=None) -> np.ndarray:
-        """Return the numbers."""
-        values = decode_unsigned(codes, self.format, self.format.fixed_base)
-        return np.where(codes == NAN_CODE, np.float32(np.nan), values)

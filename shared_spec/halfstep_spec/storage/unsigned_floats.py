@@ -17,35 +17,19 @@ class UnsignedFloat:
         name: "ufloat8_e5m3" and the like.
         exponent_bits: width of the exponent field.
         mantissa_bits: width of the mantissa field.
-        fixed: float32 exponent field of code 1's binade, in a format without a scale; None in one with.
     """
 
     name: str
     exponent_bits: int
     mantissa_bits: int
-    fixed: int | None = None
 
     def base(self, byte: np.ndarray | int):
         """Return the base for which the top binade but one has the float32 exponent field `byte`."""
         lowest = byte - (2**self.exponent_bits - 2)
         return lowest << self.mantissa_bits
 
-    @property
-    def fixed_base(self) -> int:
-        """The base of a format without a scale."""
-        assert self.fixed is not None
-        return self.fixed << self.mantissa_bits
 
-
-UNSIGNED_FLOATS = {
-    fmt.name: fmt
-    for fmt in (
-        UnsignedFloat("ufloat8_e5m3", 5, 3),
-        UnsignedFloat("ufloat8_e6m2", 6, 2, fixed=77),  # 2^-50 and up
-    )
-}
-NAN_CODE = 255
-"""NaN in a format without a scale, and numbers past its largest one."""
+E5M3 = UnsignedFloat("ufloat8_e5m3", 5, 3)
 
 
 def encode_unsigned(x: np.ndarray, words: np.ndarray | None, fmt: UnsignedFloat, base) -> np.ndarray:
