@@ -7,6 +7,8 @@ import types
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import halfstep_torch as hs
 from halfstep_torch.engine.capture import check_capture
@@ -142,13 +144,15 @@ def test_the_rate_of_a_capture_is_named_where_it_is_a_float(caplog):
 @needs_compiler
 def test_counts_are_whole_numbers_beside_the_weights_and_go_past_256():
     with captured() as (params, optimizer, graph):
-        for _ in range(300):
+        for state in optimizer.state.values():
+            state["step"].fill_(254)
+        for _ in range(4):
             graph.replay()
         count = optimizer.state[params[0][1]]["step"]
-        assert (count.dtype, count.shape, int(count)) == (torch.int64, (), 302)
+        assert (count.dtype, count.shape, int(count)) == (torch.int64, (), 258)
         saved = optimizer.state_dict()
         optimizer.load_state_dict(state_dict=saved)
-        assert int(optimizer.state[params[0][1]]["step"]) == 302
+        assert int(optimizer.state[params[0][1]]["step"]) == 258
 
 
 @needs_compiler
@@ -211,10 +215,16 @@ def test_a_rate_on_the_device_stays_there_when_it_is_loaded():
             assert isinstance(loaded, torch.Tensor)
             assert loaded.dtype == torch.float32
             assert float(loaded) == np.float32(1e-2)
+        hs.load_float32_state_dict(optimizer, hs.float32_state_dict(optimizer))
+        assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor)
 
 
 def load(params, optimizer):
     optimizer.load_state_dict(state_dict=optimizer.state_dict())
+
+
+def load_float32(params, optimizer):
+    hs.load_float32_state_dict(optimizer, hs.float32_state_dict(optimizer))
 
 
 def add_group(params, optimizer):
@@ -228,7 +238,7 @@ def move_state(params, optimizer):
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", [load, add_group, move_state])
+@pytest.mark.parametrize("change", [load, load_float32, add_group, move_state])
 def test_replays_change_nothing_once_their_state_is_replaced(change, caplog):
     say_once.cache_clear()
     with captured() as (params, optimizer, graph):
@@ -310,6 +320,19 @@ def test_what_cannot_be_captured_is_named_at_the_first_step(case):
         with pytest.raises(RuntimeError, match=f"capturable=True, but .*{problem}"):
             step(params, optimizer)
         assert all(int(state["step"]) == 0 for state in optimizer.state.values())
+
+
+def test_a_sharded_weight_is_named_because_processes_agree_on_the_host(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        p = torch.nn.Parameter(DTensor.from_local(torch.ones(4, 3), mesh, [Shard(0)]))
+        optimizer = hs.AdamW([("w", p)], capturable=True, compile=False)
+        p.grad = torch.ones_like(p)
+        with emulated_device(), pytest.raises(RuntimeError, match="the weight 'w' is sharded"):
+            optimizer.step()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_step_in_a_capture_needs_capturable_and_a_step_before():

@@ -159,6 +159,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: SavedState) -> Non
     with SignalsWait():
         replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
         optimizer.state.update(states)
+        optimizer.drop_launches("a float32 state dict was loaded")
 
 
 def _words(name: str, param: Tensor, plan: Plan, step: int) -> list[list]:

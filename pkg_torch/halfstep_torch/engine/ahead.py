@@ -18,7 +18,7 @@ from torch import Tensor
 from halfstep.rule import declared
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.groups import is_there, number_of
-from halfstep_torch.engine.kernels.ahead_kernel import AheadKernel
+from halfstep_torch.engine.kernels.ahead_kernel import ahead_kernel_of
 from halfstep_torch.engine.kernels.triton_kernel import Resident, TritonKernel
 from halfstep_torch.engine.step_numbers import leaves_of
 from halfstep_torch.leaves.group_names import Group
@@ -67,7 +67,8 @@ class Ahead:
         keys, numbers, which = batch.inputs(0, batch.all_places)
         table = batch.table(0, batch.all_places, addresses, None)
         self._step: Resident = kernel.resident(table, len(keys) + numbers.shape[1])
-        self._kernel = AheadKernel(links, fields, batch.plan.streams, self._step.arrays)
+        streams = tuple(stream._replace(seed=0, prefix="") for stream in batch.plan.streams)
+        self._kernel = ahead_kernel_of(tuple(links), tuple(fields), streams, self._step.arrays)
         self._leaves = self._put(_leaves(batch))
         self._counts = self._put([slot.counter.data_ptr() for slot in batch.slots])
         self._fast = self._put(self._step.tables.fast.astype(np.int32))

@@ -1,5 +1,6 @@
 """The launch before a step on a device, which makes counts, random keys and numbers where the step is."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -81,3 +82,11 @@ class AheadKernel:
 
     def _launch(self, programs: int, arguments: Sequence[object]) -> None:
         self._module.ahead[(programs,)](*arguments, R=self._lanes, **OPTIONS)
+
+
+@functools.cache
+def ahead_kernel_of(
+    links: tuple[Link, ...], fields: tuple[tuple[str, ...], ...], streams: tuple[Stream, ...], arrays: int
+) -> AheadKernel:
+    """Return the kernel of a chain: to trace it takes a second. Seeds and prefixes are no part of it."""
+    return AheadKernel(links, fields, streams, arrays)
