@@ -12,8 +12,8 @@ import halfstep_jax as hs
 from halfstep_jax import link_reports
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
-P = {"w": weights((6, 4)), "b": weights((5,), "float32")}
-G = {"w": gradients(3, (6, 4)), "b": gradients(3, (5,), seed=2)}
+P = {"w": weights((8, 8)), "b": weights((5,), "float32")}
+G = {"w": gradients(3, (8, 8)), "b": gradients(3, (5,), seed=2)}
 
 
 # --- weights that were written between two steps -----------------------------------------------------------
@@ -243,7 +243,7 @@ def averages_of(tx):
 
 
 def test_a_wrapper_of_a_user_s_own_that_moves_weights_is_named_with_the_way_that_works():
-    p = {"w": weights((6, 4))}
+    p = {"w": weights((8, 8))}
     with pytest.raises(ValueError, match="check_chain: averages_of wraps what stores the weights") as caught:
         hs.check_chain(averages_of(hs.sgd(1e-3)), p)
     way = 'store_params(averages_of(..., param_storage="nearest" in its alias, ...), "split16").'
@@ -381,7 +381,7 @@ def without_spikes(tx):
 
 
 def test_what_leaves_steps_out_by_cond_gets_float32_gradients_or_is_refused_by_name():
-    p, rows = {"w": weights((6, 4))}, gradients(3, (6, 4), "bfloat16")
+    p, rows = {"w": weights((8, 8))}, gradients(3, (8, 8), "bfloat16")
     with pytest.raises(TypeError, match=r"check_chain: a wrapper leaves steps out by lax\.cond") as caught:
         hs.check_chain(without_spikes(hs.adamw(1e-2)), p, loss=1.0)
     way = "optax.chain(optax.stateless(lambda g, _: optax.tree.cast(g, jnp.float32)), wrapper)."
@@ -394,7 +394,7 @@ def test_what_leaves_steps_out_by_cond_gets_float32_gradients_or_is_refused_by_n
         params, state = step(params, state, {"w": g}, loss=loss)
     assert_trees_same((params, state[1]), run(hs.adamw(1e-2), p, {"w": rows}))
     assert "Nothing is lost" in str(
-        hs.diagnose(optax.apply_if_finite(hs.adamw(1e-2), 3), p, {"w": jnp.ones((6, 4))})
+        hs.diagnose(optax.apply_if_finite(hs.adamw(1e-2), 3), p, {"w": jnp.ones((8, 8))})
     )
 
 
