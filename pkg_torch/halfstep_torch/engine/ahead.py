@@ -64,7 +64,7 @@ class Ahead:
             if entry.field == field
         ]
         addresses = batch.gradient_addresses()
-        keys, numbers, which = batch.inputs(0, batch.all_places)
+        keys, numbers, which = batch.inputs(0, batch.all_places, batch.late_numbers(0))
         table = batch.table(0, batch.all_places, addresses, None)
         self._step: Resident = kernel.resident(table, len(keys) + numbers.shape[1])
         streams = tuple(stream._replace(seed=0, prefix="") for stream in batch.plan.streams)

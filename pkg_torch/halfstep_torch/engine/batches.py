@@ -127,7 +127,7 @@ class Batch:
         if rest:
             return False
         table, late = self.table(0, places, self.grad_addresses, None), self.late_numbers(0)
-        kernel(table, *self.inputs(0, places), late=late)
+        kernel(table, *self.inputs(0, places, late), late=late)
         return True
 
     def table(
@@ -166,12 +166,19 @@ class Batch:
     def _in_whole(self, places: Sequence[int]) -> Sequence[int]:
         return places if self.places is None else self.places[places].tolist()
 
-    def inputs(self, k: int, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return the keys of slots, the k-th stage's numbers by count, and the row that each slot reads."""
-        rows, rules, late = [], self.plan.bounds[k], self.late_numbers(k) is not None
+    def inputs(
+        self, k: int, places: Sequence[int], late: tuple[int, Tensor] | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return the keys of slots, the k-th stage's numbers by count, and the row that each slot reads.
+
+        Numbers on a device are left out if `late_numbers` of the stage are given.
+        """
+        rows, rules = [], self.plan.bounds[k]
         for of_rules in self.numbers.values():
             of_stage = flat(of_rules[rules.start : rules.stop])
-            rows.append([0.0 if late and isinstance(x, Tensor) else float(x) for x in of_stage])
+            if late is not None:
+                of_stage = [0.0 if isinstance(x, Tensor) else x for x in of_stage]
+            rows.append([*map(float, of_stage)])
         numbers, keys, which = np.array(rows, np.float32), self.host_keys, None
         if len(self.numbers) > 1:
             at = {step: i for i, step in enumerate(self.numbers)}

@@ -37,7 +37,8 @@ def run_batch(
         tables = scaled.tables(batch, arriving)
         walks, rest = [scaled.walk(batch, tables, arriving)] if tables.places else [], tables.rest
     elif batch.run_at_once():
-        rest = []
+        torch.autograd.graph.increment_version(batch.owners)
+        return []
     if len(batch.plan.stages) > 1:
         rest = [place for place in rest if not _is_stepped_lazily(batch, place)]
     for walk in itertools.chain(walks, (_walk(batch, places, step_apart) for places in _groups(batch, rest))):
@@ -92,9 +93,10 @@ def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
         if (kernel := batch.kernels[k] if batch.kernels else None) is not None:
             rows, rest = batch.by_memory(k, places, arriving)
             if rows:
-                keys, numbers, which = batch.inputs(k, rows)
+                late = batch.late_numbers(k)
+                keys, numbers, which = batch.inputs(k, rows, late)
                 out = None if leaving is None else _addresses(rows, leaving)
-                table, late = batch.table(k, rows, _addresses(rows, arriving), out), batch.late_numbers(k)
+                table = batch.table(k, rows, _addresses(rows, arriving), out)
                 kernel(table, keys, numbers, which, late=late)
         short = [place for place in rest if _is_short(batch.slots[place], k, arriving[place])]
         for together in _alike(batch, k, short):

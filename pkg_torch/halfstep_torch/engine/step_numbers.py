@@ -51,10 +51,11 @@ def attach_numbers(batches: Sequence[Batch], measured: Measured, known: Numbers)
                     again = bool(of_counts) and len(numbers) == 1 and not follows
                     _compute(link, h, step, measured.get(at), place, of_counts, again)
                 of_rules.append(of_counts[place])
-        batch.numbers = numbers
-        of_links = [measured.get((group.index, j)) for j in batch.plan.rule_indices]
-        rows = [x.rows for x in of_links if isinstance(x, LateNumbers)]
-        batch.late = rows[0] if len(rows) == 1 else None
+        batch.numbers, batch.late = numbers, None
+        if measured:
+            of_links = [measured.get((group.index, j)) for j in batch.plan.rule_indices]
+            rows = [x.rows for x in of_links if isinstance(x, LateNumbers)]
+            batch.late = rows[0] if len(rows) == 1 else None
     return now
 
 
