@@ -62,7 +62,7 @@ def test_a_format_that_is_not_used_says_why():
 @pytest.mark.parametrize(
     ("tx", "form"),
     [
-        (hs.adamw(1e-3), "stores all 3 weights by a generated C kernel."),
+        (hs.adamw(1e-3), "stores all 3 weights by a generated kernel."),
         (
             hs.adamw(1e-3, nu_dtype=hs.codebook("udynamic8")),
             "stores 1 of 3 weights by XLA: there is no generated form",

@@ -261,25 +261,25 @@ def test_an_exported_step_needs_no_kernel():
 
 def test_without_a_compiler_xla_computes_the_step(monkeypatch):
     monkeypatch.setattr(registered, "find_cc", lambda: None)
-    registered.unavailable.cache_clear()
+    registered._unavailable.cache_clear()
     try:
         ours, theirs, text = both(adamw(), *trees([(4, 8)]))
     finally:
         monkeypatch.undo()
-        registered.unavailable.cache_clear()
+        registered._unavailable.cache_clear()
     assert_trees_same(ours, theirs)
     assert CALL not in text
 
 
 def test_a_jax_without_custom_calls_computes_the_step_by_xla(monkeypatch):
     monkeypatch.delattr(jax, "ffi")
-    registered.unavailable.cache_clear()
+    registered._unavailable.cache_clear()
     try:
         ours, theirs, text = both(adamw(), *trees([(4, 8)]))
         assert "no jax.ffi" in hs.describe(adamw(), ours[0]).step
     finally:
         monkeypatch.undo()
-        registered.unavailable.cache_clear()
+        registered._unavailable.cache_clear()
     assert_trees_same(ours, theirs)
     assert CALL not in text
 
@@ -302,6 +302,26 @@ def test_a_wrong_library_leaves_the_step_to_xla(wrong, why, monkeypatch, new_ker
     assert_trees_same(ours, theirs)
     assert CALL not in text
     assert why in hs.describe(adamw(), params).step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["default", "one_pass", "feedback", "near_float32"])
+def test_a_kernel_of_pallas_has_the_bits_of_xla(name, monkeypatch):
+    made, kernel_of = [], kernel_step.kernel_of
+    monkeypatch.setattr(kernel_step, "kernel_of", lambda program: made.append(kernel_of(program)) or made[-1])
+    hs.describe(MAKES[name](), {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")})
+    kernel = made[-1]
+    assert not kernel.pallas_form.problem
+    step = registered.step_by_pallas(kernel.program, kernel.graph, programs=2, interpret=True)
+    assert registered.has_same_bits(kernel.program, kernel.graph, step)
+
+
+def test_scales_have_no_form_in_pallas(monkeypatch):
+    made, kernel_of = [], kernel_step.kernel_of
+    monkeypatch.setattr(kernel_step, "kernel_of", lambda program: made.append(kernel_of(program)) or made[-1])
+    hs.describe(MAKES["eight_bit"](), {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")})
+    assert made[-1].pallas_form.problem == "Pallas has no form of blocks that share a scale"
+    assert not made[-1].c_form.problem
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The step of some leaves as one operation: a custom call on a CPU, and elsewhere what XLA compiles.
+"""The step of some leaves as one operation: a custom call on a CPU, Pallas on a GPU, or what XLA compiles.
 
 The operation is a primitive of JAX. It is lowered by platform. A derivative and a batch are those of the
 calls that it stands for.
@@ -6,13 +6,14 @@ calls that it stands for.
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
+from halfstep_jax.kernels.pallas_form import step_leaf
 from halfstep_jax.kernels.program import LeafStep
 from halfstep_jax.kernels.registered import TARGET, Kernel
 from halfstep_jax.leaf_calls import (
@@ -24,6 +25,7 @@ from halfstep_jax.leaf_calls import (
     value_of,
     waiting_calls,
 )
+from halfstep_jax.xla import exact
 
 
 class _Steps:
@@ -84,13 +86,23 @@ class _Steps:
                 results += [made[x.call][x.place] for x in read]
         return results
 
-    def by_kernel(self, *operands: jax.Array) -> list[jax.Array]:
+    def by_pallas(self, *operands: jax.Array) -> list[jax.Array]:
+        """Return the results of a call of Pallas for each leaf."""
+        keys, numbers = self._key_columns(operands), self._stacked_numbers(operands)
+        zero, results = exact.opaque_zero(keys[0, :1]), []
+        for leaf, (places, (shape, _)) in enumerate(zip(self._arrays, self._shapes, strict=True)):
+            arrays = [operands[place] for place in places]
+            # Leaves of one shape are one trace, so that their kernels are equal to XLA.
+            results += call_per_shape(_by_pallas, (self.kernel, shape), zero, keys[:, leaf], numbers, arrays)
+        return results
+
+    def by_custom_call(self, *operands: jax.Array) -> list[jax.Array]:
         """Return the results of one custom call."""
         program = self.kernel.program
         names = {row.name: i for i, row in enumerate(program.arrays)}
         over = [names.get(row.name, -1) for _, _, row in program.results]
         results = {row.name: i for i, (_, _, row) in enumerate(program.results)}
-        memory = self.kernel.memory
+        memory = self.kernel.graph.memory
         columns = [results[row.name] if row.name in results else -1 - names[row.name] for row in memory]
         arrays = [operands[place] for leaf in self._arrays for place in leaf]
         inputs, outputs = len(program.arrays), len(over)
@@ -100,18 +112,21 @@ class _Steps:
             for i, at in enumerate(over)
             if at >= 0
         }
-        numbers = [jnp.asarray(operands[i]) for i in self._numbers] or [jnp.zeros((), jnp.float32)]
         call = jax.ffi.ffi_call(TARGET, self.results, input_output_aliases=aliases)
         return call(  # pyright: ignore[reportReturnType]
             self._key_columns(operands),
-            jnp.stack(numbers),
+            self._stacked_numbers(operands),
             *arrays,
             columns=np.array(columns, np.int64),
             aliases=np.array(over, np.int64),
             fields=np.array([_fields(*leaf) for leaf in self._shapes], np.int64).reshape(-1),
             inputs=np.int64(inputs),
-            kernel=self.kernel.name,
+            kernel=self.kernel.c_form.name,
         )
+
+    def _stacked_numbers(self, operands: Sequence[jax.Array]) -> jax.Array:
+        """Return the numbers of the step, float32."""
+        return jnp.stack([jnp.asarray(operands[i]) for i in self._numbers] or [jnp.zeros((), jnp.float32)])
 
     def _key_columns(self, operands: Sequence[jax.Array]) -> jax.Array:
         """Return the keys of all streams, uint32: a column for each leaf."""
@@ -123,6 +138,16 @@ class _Steps:
         keys = jnp.concatenate(rows)
         whole = self._columns == list(range(keys.shape[1]))
         return keys if whole else keys[:, np.array(self._columns)]
+
+
+def _by_pallas(
+    static: tuple, zero: jax.Array, keys: jax.Array, numbers: jax.Array, arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Return the results of one leaf, given its kernel and shape."""
+    kernel, shape = static
+    flat = [x.reshape(-1) for x in arrays]
+    made = step_leaf(kernel.program, kernel.graph, int(np.prod(shape)), zero, keys, numbers, flat)
+    return [x.reshape(shape) for x in made]
 
 
 class _Operand:
@@ -204,13 +229,13 @@ def _primitive() -> Traced:
         made = jax.vmap(steps.by_xla, in_axes=tuple(axes))(*operands)
         return made, [0] * len(made)
 
-    def on_cpu(context: Traced, *operands: Traced, steps: _Steps) -> Traced:
-        form = (
-            steps.by_kernel
-            if _takes_custom_calls(mlir, context) and steps.kernel.is_ready()
-            else steps.by_xla
-        )
-        return mlir.lower_fun(form, multiple_results=True)(context, *operands)
+    def by(form: str, function: Callable) -> Callable:
+        def lowered(context: Traced, *operands: Traced, steps: _Steps) -> Traced:
+            is_ready = _takes_custom_calls(mlir, context) and getattr(steps.kernel, form).is_ready()
+            chosen = function if is_ready else _Steps.by_xla
+            return mlir.lower_fun(functools.partial(chosen, steps), multiple_results=True)(context, *operands)
+
+        return lowered
 
     def elsewhere(context: Traced, *operands: Traced, steps: _Steps) -> Traced:
         return mlir.lower_fun(steps.by_xla, multiple_results=True)(context, *operands)
@@ -220,7 +245,8 @@ def _primitive() -> Traced:
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, elsewhere)
-    mlir.register_lowering(primitive, on_cpu, platform="cpu")
+    mlir.register_lowering(primitive, by("c_form", _Steps.by_custom_call), platform="cpu")
+    mlir.register_lowering(primitive, by("pallas_form", _Steps.by_pallas), platform="cuda")
     return primitive
 
 

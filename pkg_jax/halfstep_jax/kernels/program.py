@@ -15,7 +15,8 @@ from halfstep_jax.leaf_calls import LaterArray, LeafCall, Tree, value_of
 from halfstep_jax.numbers.random_words import LeafKeys
 from halfstep_jax.storage.formats import Encoded
 
-_LONGEST_BLOCK, _MOST_ELEMENTS = 1 << 12, 1 << 31
+_LONGEST_BLOCK, _MOST_ELEMENTS = 1 << 12, (1 << 31) - (1 << 21)
+"""Indices are int32; programs of a GPU go past the end of a leaf by less than 2^21."""
 _DTYPES = frozenset(("float32", "bfloat16", "float16", "uint8", "uint16", "int8"))
 
 

@@ -1,19 +1,23 @@
-"""The libraries of kernels and of their handler: built, tried, and registered with XLA."""
+"""The kernel of a program: for a CPU a C library that is registered with XLA, for a GPU one in Pallas."""
 
 import ctypes
 import functools
 import hashlib
+import importlib
+from typing import Any
 
 import jax
+import numpy as np
 
 from halfstep.kernels.build import Library, find_cc
 from halfstep.kernels.c_source import c_source
 from halfstep.kernels.graph import Graph, NoGeneratedForm
 from halfstep.kernels.simplify import simplified
 from halfstep_jax.kernels.handler import HANDLER
+from halfstep_jax.kernels.pallas_form import missing_form, step_leaf
 from halfstep_jax.kernels.program import Program
 from halfstep_jax.kernels.trace import trace
-from halfstep_jax.kernels.trial import has_same_bits
+from halfstep_jax.kernels.trial import Step, has_same_bits, step_by_library
 
 TARGET = "halfstep_step"
 """The name of the custom call."""
@@ -24,22 +28,44 @@ class Kernel:
 
     Attributes:
         program: that it computes.
-        memory: the arrays of a leaf, in its order.
-        name: which programs of XLA have, in place of an address.
-        problem: why there is no kernel, or "".
+        graph: of the program; None if there is none.
+        c_form, pallas_form: of the kernel.
     """
 
     def __init__(self, program: Program) -> None:
         """Trace a program."""
-        self.program, self.name, self.problem = program, "", ""
-        self._source, self._library, self._is_registered = "", None, False
+        self.program, problem = program, ""
+        self.graph: Any = None
         try:
-            self._graph: Graph = simplified(trace(program))
-            self.memory = self._graph.memory
-            self._source = c_source(self._graph)
+            self.graph = simplified(trace(program))
         except NoGeneratedForm as error:
-            self.problem = f"there is no generated form of {error}"
-            return
+            problem = f"there is no generated form of {error}"
+        self.c_form = CForm(program, self.graph, problem)
+        self.pallas_form = PallasForm(program, self.graph, problem)
+
+    @property
+    def here(self) -> "CForm | PallasForm":
+        """The form for the default device."""
+        return self.c_form if jax.default_backend() == "cpu" else self.pallas_form
+
+
+class CForm:
+    """The kernel in C.
+
+    Attributes:
+        name: which programs of XLA have, in place of an address.
+        problem: why there is no kernel, or "".
+    """
+
+    def __init__(self, program: Program, graph: Graph | None, problem: str) -> None:
+        self.name, self.problem = "", problem
+        self._program, self._graph = program, graph
+        self._source, self._library, self._is_registered = "", None, False
+        if graph is not None:
+            try:
+                self._source = c_source(graph)
+            except NoGeneratedForm as error:
+                self.problem = f"there is no generated form of {error}"
         self.name = hashlib.sha256(self._source.encode()).hexdigest()[:32]
 
     def start(self) -> None:
@@ -63,17 +89,63 @@ class Kernel:
     def _is_tried(self, library: ctypes.CDLL) -> bool:
         """Whether the library has the bits of XLA; that is noted beside it for later processes."""
         assert self._library is not None
+        assert self._graph is not None
         tried_with = f"jax-{jax.__version__}"
-        if self.problem or self._library.has_note(tried_with):
-            return not self.problem
-        try:
-            if not has_same_bits(self.program, self._graph, library):
-                self.problem = "its bits differ from those of XLA"
-        except Exception as error:  # of a user's rule, which may raise anything
-            self.problem = f"its trial raised {type(error).__name__}: {str(error)[:300]}"
-        if not self.problem:
-            self._library.note(tried_with)
+        if not self.problem and not self._library.has_note(tried_with):
+            self.problem = problem_of_trial(self._program, self._graph, step_by_library(library))
+            if not self.problem:
+                self._library.note(tried_with)
         return not self.problem
+
+
+class PallasForm:
+    """The kernel in Pallas.
+
+    Attributes:
+        problem: why there is no kernel, or "".
+    """
+
+    def __init__(self, program: Program, graph: Graph | None, problem: str) -> None:
+        missing = missing_form(graph) if graph is not None else ""
+        self.problem = problem or (f"Pallas has no form of {missing}" if missing else "")
+        self._program, self._graph, self._is_tried = program, graph, False
+
+    def start(self) -> None:
+        """Do nothing: there is no compiler of its own."""
+
+    def is_ready(self) -> bool:
+        """Whether XLA can compile the kernel; on a GPU that is here it is tried first."""
+        if not self.problem and not self._is_tried and self._graph is not None:
+            try:
+                device = jax.devices("cuda")[0]
+            except RuntimeError:  # compiled ahead of time, without a device
+                return True
+            with jax.default_device(device):
+                step = step_by_pallas(self._program, self._graph)
+                self.problem = problem_of_trial(self._program, self._graph, step)
+            self._is_tried = True
+        return not self.problem
+
+
+def step_by_pallas(program: Program, graph: Graph, **options: Any) -> Step:
+    """Return the step of a trial by Pallas, with options of `step_leaf`."""
+
+    def step(arrays: dict[str, np.ndarray], keys: np.ndarray, numbers: np.ndarray) -> None:
+        flat = [arrays[row.name].reshape(-1).copy() for row in program.arrays]
+        run = jax.jit(functools.partial(step_leaf, program, graph, flat[0].size, **options))
+        made = run(np.zeros(1, np.uint32), keys, numbers, flat)
+        for (_, _, row), x in zip(program.results, made, strict=True):
+            arrays[row.name][...] = np.asarray(x).reshape(arrays[row.name].shape)
+
+    return step
+
+
+def problem_of_trial(program: Program, graph: Graph, step: Step) -> str:
+    """Return why a kernel cannot be used, or "" if its bits are those of XLA."""
+    try:
+        return "" if has_same_bits(program, graph, step) else "its bits differ from those of XLA"
+    except Exception as error:  # of a user's rule or a compiler, which may raise anything
+        return f"its trial raised {type(error).__name__}: {str(error)[:300]}"
 
 
 @functools.cache
@@ -82,14 +154,31 @@ def kernel_of(program: Program) -> Kernel:
     return Kernel(program)
 
 
-@functools.cache
 def unavailable() -> str:
-    """Return why this machine and this version of JAX have no kernels, or ""."""
+    """Return why the default device and this version of JAX have no kernels, or ""."""
+    return _unavailable(jax.default_backend())
+
+
+@functools.cache
+def _unavailable(backend: str) -> str:
+    if backend == "gpu":
+        return _without_pallas()
+    if backend != "cpu":
+        return f"the device is a {backend}"
     if not hasattr(jax, "ffi"):
         return "this version of JAX has no jax.ffi"
-    if find_cc() is None:
-        return "there is no C compiler"
-    return ""
+    return "" if find_cc() else "there is no C compiler"
+
+
+def _without_pallas() -> str:
+    try:
+        triton = importlib.import_module("jax.experimental.pallas.triton")
+        version = importlib.import_module("jax.extend.backend").get_backend().platform_version
+    except (ImportError, AttributeError):
+        return "this version of JAX has no such Pallas"
+    if not all(hasattr(triton, name) for name in ("load", "store", "CompilerParams")):
+        return "this version of JAX has no such Pallas"
+    return "" if "cuda" in version.lower() else "the GPU is not NVIDIA's"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The calls of leaves that wait, computed together: by custom calls on a CPU, if there are kernels."""
+"""The calls of leaves that wait, computed together by kernels, if there are any."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,6 @@ from halfstep_jax.leaf_calls import LaterArray, LeafCall, Tree, value_of
 
 def why_not_together() -> str:
     """Return why leaves are computed one by one here, or ""."""
-    if jax.default_backend() != "cpu":
-        return f"the device is a {jax.default_backend()}"
     if not jax.sharding.get_abstract_mesh().empty:
         return "the mesh has explicit or manual axes"
     return unavailable() or ("" if has_primitive() else "this version of JAX has no such primitives")
@@ -23,8 +21,8 @@ def finished(calls: Sequence[LeafCall], made: Tree) -> Tree:
     """Return what a step has made, with the values of the calls that waited."""
     for steps in _together(calls, made):
         kernel = kernel_of(steps[0].program)
-        kernel.start()
-        if not kernel.problem:
+        kernel.here.start()
+        if not kernel.here.problem:
             run_together(kernel, steps)
     return jax.tree.map(value_of, made)
 
@@ -33,7 +31,7 @@ def problems(calls: Sequence[LeafCall], made: Tree, weights: Sequence[Tree]) -> 
     """Return for each new weight among what a step has made why no kernel computes it, or ""."""
     found = {id(call): call.problem for call in calls}
     for steps in _together(calls, made):
-        problem = kernel_of(steps[0].program).problem
+        problem = kernel_of(steps[0].program).here.problem
         found |= {id(call): problem for step in steps for call in step.calls}
     return [
         found[id(x.call)]

@@ -1,13 +1,14 @@
-"""The trial of a new library: on scratch memory it must have the bits of XLA, before a step calls it."""
+"""The trial of a new kernel: on scratch memory it must have the bits of XLA, before a step calls it."""
 
 import ctypes
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from halfstep.kernels.graph import ROWS, Graph, is_float
+from halfstep.kernels.graph import Graph, is_float
 from halfstep_jax.kernels.program import Program
 from halfstep_jax.kernels.rows import run_on_rows, shape_on_rows
 from halfstep_jax.leaf_calls import waiting_calls
@@ -19,8 +20,12 @@ _WIDTH = 101
 Arrays = dict[str, np.ndarray]
 
 
-def has_same_bits(program: Program, graph: Graph, library: ctypes.CDLL) -> bool:
-    """Whether steps of a library have the bits of XLA, other than those of NaN.
+Step = Callable[[Arrays, np.ndarray, np.ndarray], None]
+"""Steps the arrays of one leaf in place, given its keys and numbers."""
+
+
+def has_same_bits(program: Program, graph: Graph, step: Step) -> bool:
+    """Whether steps of a kernel have the bits of XLA, other than those of NaN.
 
     Arrays that steps replace begin as zero bytes. The others, such as gradients, are drawn anew at each step.
     """
@@ -43,18 +48,23 @@ def has_same_bits(program: Program, graph: Graph, library: ctypes.CDLL) -> bool:
                 memory[x.name] = rng.standard_normal(memory[x.name].shape).astype(memory[x.name].dtype)
         arrays = {x.name: memory[x.name].copy() for x in program.arrays}
         expected = by_xla(given | arrays, np.uint32(0))
-        _step(library, [memory[x.name] for x in graph.memory], keys, numbers, ROWS * width)
+        step(memory, keys, numbers)
         for x, (_, _, row) in zip(expected, program.results, strict=True):
             if not _same(memory[row.name], np.asarray(x)):
                 return False
     return True
 
 
-def _step(library: ctypes.CDLL, arrays: list[np.ndarray], keys: np.ndarray, numbers: np.ndarray, n: int):
-    """Call a library on one leaf of n elements; no window cuts it, and all its blocks are whole."""
-    table = np.array([n, 0, 0, n, 0, *(x.ctypes.data for x in arrays)], np.int64)
-    pointers = (ctypes.c_void_p(x.ctypes.data) for x in (table, keys, numbers))
-    library.step(ctypes.c_int64(1), *pointers, None, 0, ctypes.c_int64(n), 1, None)
+def step_by_library(library: ctypes.CDLL) -> Step:
+    """Return the step of a C library: of a leaf that no window cuts, and whose blocks are all whole."""
+
+    def step(arrays: Arrays, keys: np.ndarray, numbers: np.ndarray) -> None:
+        n = max(x.size for x in arrays.values())
+        table = np.array([n, 0, 0, n, 0, *(x.ctypes.data for x in arrays.values())], np.int64)
+        pointers = (ctypes.c_void_p(x.ctypes.data) for x in (table, keys, numbers))
+        library.step(ctypes.c_int64(1), *pointers, None, 0, ctypes.c_int64(n), 1, None)
+
+    return step
 
 
 def _same(ours: np.ndarray, theirs: np.ndarray) -> bool:
