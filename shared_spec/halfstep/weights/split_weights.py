@@ -60,13 +60,14 @@ class SplitWeight:
             pattern: of the weights: int32, of which 16 bits are read.
             extra: the further bits, int32, from zero up.
         """
-        k, magnitude = self.extra_bits, pattern & 0x7FFF
-        # A weight that was rounded up is one too far from zero; the top of the further bits says so.
-        head = ((magnitude - (extra >> (k - 1))) - self._lowest) & 0x7FFF
-        # All ones but at a zero that was rounded up, an infinity that was not, NaN, and what is below the
-        # smallest bfloat16. The bits beside such a weight are of the one that was there before.
-        extra = extra & ((head - ((self._infinity >> k) - self._lowest)) >> 31)
-        code = ((magnitude - (extra >> (k - 1))) << k) | extra
+        k = self.extra_bits
+        # As a signed number: a weight that was rounded up is too far from zero, and the top bit says so.
+        base, further = (pattern & 0x7FFF) << k, (extra << (32 - k)) >> (32 - k)
+        code = base + further
+        # Outside at a zero that was rounded up, an infinity that was not, NaN, and what is below the smallest
+        # bfloat16. The bits beside such a weight are of the one that was there before.
+        inside = xp.where(code < self._infinity, code, base)
+        code = xp.where(code >= self._lowest << k, inside, base)
         value = code << (16 - k) if self._is_cut else xp.bits(self._value(xp, code))
         return xp.floats(value | ((pattern << 16) & ~_MAGNITUDE))
 
