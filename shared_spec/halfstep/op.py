@@ -302,7 +302,7 @@ class NumbersOp(Op):
         even, odd = (array[0], array[1]) if len(array) == 2 else (array[::2], array[1::2])
         return self.wrap(even), self.wrap(odd)
 
-    def float32(self, x: Count | bool) -> Number:
+    def float32(self, x: Count | Mask | bool) -> Number:
         """Return a count, or the truth of a comparison, as a number."""
         raise NotImplementedError
 
