@@ -118,7 +118,6 @@ class Format(shared.Format):
         scale = jnp.full_like(first_elements(codes, self.block_size), lowest, dtype=jnp.uint8)
         return self._encoded(codes, scale)
 
-    @_on_auto_axes
     def for_shard(self, caller: str, name: str, shard: Shard | None, shape: tuple[int, ...]) -> "Format":
         """Return the format that an array gets which may be a shard; refuse one that ends within a block."""
         if self.scaled and shard is not None:
@@ -128,6 +127,7 @@ class Format(shared.Format):
             check_blocks(caller, name, shard, fmt.block_size)
         return fmt
 
+    @_on_auto_axes
     def encode(self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never") -> Encoded:  # noqa: D102 (its base has it)
         return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
 
