@@ -1,7 +1,7 @@
-"""The step of some leaves as one operation: a custom call on a CPU, Pallas on a GPU, or what XLA compiles.
+"""The step of some leaves as one operation: a custom call on a CPU, Pallas on a GPU, or operations of XLA.
 
-The operation is a primitive of JAX. It is lowered by platform. A derivative and a batch are those of the
-calls that it stands for.
+The operation is a primitive of JAX. It is lowered by platform. A derivative and a batch are computed
+from the calls in its place.
 """
 
 import functools
@@ -191,10 +191,10 @@ def run_together(kernel: Kernel, steps: Sequence[LeafStep]) -> None:
 
 @functools.cache
 def has_primitive() -> bool:
-    """Whether this version of JAX has what the primitive is made of."""
+    """Whether this version of JAX has all parts of the primitive."""
     try:
         _primitive()
-    except (ImportError, AttributeError, TypeError):  # what JAX raises where a name is gone
+    except (ImportError, AttributeError, TypeError):  # of JAX, if a name is gone
         return False
     return True
 

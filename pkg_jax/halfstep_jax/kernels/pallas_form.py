@@ -89,7 +89,7 @@ def _as_int32(x: jax.Array) -> jax.Array:
 def _kernel(
     program: Program, graph: Graph, programs: int, pallas: Traced, triton: Traced, *refs: Traced
 ) -> None:
-    """Step every block of a leaf whose turn it is: whole ones, whose loads are wide, and the last one."""
+    """Step the blocks of this program: first the whole ones, with wide loads, then the last one."""
     size, zero, keys, numbers, *arrays = refs
     inputs, outputs = arrays[: len(program.arrays)], arrays[len(program.arrays) :]
     n, zero = size[0], zero[0]

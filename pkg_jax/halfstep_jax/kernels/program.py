@@ -38,7 +38,7 @@ class Ref:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is computed of a leaf, without its shape, its numbers and its keys.
+    """The computation of a leaf, without its shape, its numbers and its keys.
 
     Attributes:
         calls: of each its function, its static argument, and its operands, with a `Ref` for each array.
@@ -65,13 +65,13 @@ class LeafStep:
     Attributes:
         calls: that wait.
         program: of the leaf.
-        arrays: those of the program.
+        arrays: of the program.
         numbers: likewise.
         keys: of each stream.
         results: that are read outside.
         place: the index of the leaf in the keys.
         shape: of the leaf.
-        run: elements of a run whose last block is short; 0 if every block is whole.
+        run: elements of a run with a short last block; 0 if every block is whole.
     """
 
     calls: list[LeafCall]
@@ -184,7 +184,7 @@ class _Reader:
         return jax.tree.map(self._shared, given, is_leaf=lambda x: isinstance(x, LeafKeys))
 
     def _shared(self, x: Tree) -> Ref:
-        """Return what all elements share."""
+        """Return the reference to a value that all elements share."""
         if isinstance(x, LeafKeys):
             return Ref("keys", _place_of(self.keys, x))
         if isinstance(x, np.ndarray) and x.ndim == 1:

@@ -141,7 +141,7 @@ def step_by_pallas(program: Program, graph: Graph, **options: Any) -> Step:
 
 
 def problem_of_trial(program: Program, graph: Graph, step: Step) -> str:
-    """Return why a kernel cannot be used, or "" if its bits are those of XLA."""
+    """Return why a kernel cannot be used, or "" if it has the bits of XLA."""
     try:
         return "" if has_same_bits(program, graph, step) else "its bits differ from those of XLA"
     except Exception as error:  # of a user's rule or a compiler, which may raise anything

@@ -1,4 +1,4 @@
-"""A program run on rows of elements: to trace its kernel, or to get from XLA what a kernel must give."""
+"""A program run on rows of elements: to trace its kernel, or to get the results of XLA for a trial."""
 
 import jax
 

@@ -18,7 +18,7 @@ def why_not_together() -> str:
 
 
 def finished(calls: Sequence[LeafCall], made: Tree) -> Tree:
-    """Return what a step has made, with the values of the calls that waited."""
+    """Return the results of a step, with the values of the calls that waited."""
     for steps in _together(calls, made):
         kernel = kernel_of(steps[0].program)
         kernel.here.start()
@@ -28,7 +28,7 @@ def finished(calls: Sequence[LeafCall], made: Tree) -> Tree:
 
 
 def problems(calls: Sequence[LeafCall], made: Tree, weights: Sequence[Tree]) -> list[str]:
-    """Return for each new weight among what a step has made why no kernel computes it, or ""."""
+    """Return why no kernel computes it, or "", for each new weight among the results of a step."""
     found = {id(call): call.problem for call in calls}
     for steps in _together(calls, made):
         problem = kernel_of(steps[0].program).here.problem

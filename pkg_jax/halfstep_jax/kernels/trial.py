@@ -25,7 +25,7 @@ Step = Callable[[Arrays, np.ndarray, np.ndarray], None]
 
 
 def has_same_bits(program: Program, graph: Graph, step: Step) -> bool:
-    """Whether steps of a kernel have the bits of XLA, other than those of NaN.
+    """Whether steps of a kernel have the bits of XLA, except for NaN.
 
     Arrays that steps replace begin as zero bytes. The others, such as gradients, are drawn anew at each step.
     """
