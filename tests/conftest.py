@@ -65,7 +65,7 @@ def pytest_configure(config):
         # Both frameworks share its memory, and so do processes.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     config.pluginmanager.register(_CompilerOfJax())
-    gc.disable()  # a quarter of the time in which tests are imported
+    gc.disable()  # a sixth of the time in which tests are imported
 
 
 def pytest_collection_finish():
