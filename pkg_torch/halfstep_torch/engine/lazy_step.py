@@ -105,7 +105,8 @@ def lazy_update(
 
 def _apply_by_kernel(batch: Batch, place: int, kernel: Kernel, u: LazyArray) -> None:
     """Run the last stage on each piece of an update."""
-    slot, (keys, numbers, which) = batch.slots[place], batch.inputs(len(batch.plan.stages) - 1, [place])
+    slot, last = batch.slots[place], len(batch.plan.stages) - 1
+    keys, numbers, which = batch.inputs(last, [place], None)
     p, length = slot.param.detach().view(-1), piece_length(u.device)
     state = [slot.state[name].view(-1) for name in batch.plan.stages[-1].arrays]
     for start in range(0, len(p), length):
