@@ -35,6 +35,7 @@ DIAGNOSIS = Diagnosis(
     norm=1.0,
     plain_norm=2.0,
     nonfinite={"weights": 0.25},
+    out_of_range={"embed.weight": 0.5},
     advice=("Rounding drops half of the updates. " * 5,),
 )
 PARTS = {name: MemoryReport(1, {"weights": 2}, {"weights": 2}, 4, 4) for name in ("group 0", "a" * 200)}

@@ -51,7 +51,7 @@ def test_the_arguments_for_moments_are_arguments_of_both(alias):
         assert {moment.dtype for moment in CLASSES[alias].named.moments} == formats
 
 
-@pytest.mark.parametrize("alias", TABLE.keys() - {"muon"})
+@pytest.mark.parametrize("alias", [name for name in TABLE if name != "muon"])
 def test_an_alias_passes_every_argument_to_its_links_by_name(alias):
     passed_on = ("named_transform", "optimizer_arguments")
     for function in (getattr(halfstep_jax, alias), CLASSES[alias].__init__):

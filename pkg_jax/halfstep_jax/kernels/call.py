@@ -102,6 +102,7 @@ class _Steps:
         names = {row.name: i for i, row in enumerate(program.arrays)}
         over = [names.get(row.name, -1) for _, _, row in program.results]
         results = {row.name: i for i, (_, _, row) in enumerate(program.results)}
+        assert self.kernel.graph is not None
         memory = self.kernel.graph.memory
         columns = [results[row.name] if row.name in results else -1 - names[row.name] for row in memory]
         arrays = [operands[place] for leaf in self._arrays for place in leaf]

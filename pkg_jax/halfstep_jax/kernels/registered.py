@@ -4,7 +4,6 @@ import ctypes
 import functools
 import hashlib
 import importlib
-from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +34,7 @@ class Kernel:
     def __init__(self, program: Program) -> None:
         """Trace a program."""
         self.program, problem = program, ""
-        self.graph: Any = None
+        self.graph: Graph | None = None
         try:
             self.graph = simplified(trace(program))
         except NoGeneratedForm as error:
@@ -127,7 +126,7 @@ class PallasForm:
         return not self.problem
 
 
-def step_by_pallas(program: Program, graph: Graph, **options: Any) -> Step:
+def step_by_pallas(program: Program, graph: Graph, **options: bool) -> Step:
     """Return the step of a trial by Pallas, with options of `step_leaf`."""
 
     def step(arrays: dict[str, np.ndarray], keys: np.ndarray, numbers: np.ndarray) -> None:

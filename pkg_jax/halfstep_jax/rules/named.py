@@ -27,7 +27,10 @@ _LINKS: Links = {
 }
 
 
-def named_transform(named: Named, **arguments: Any) -> optax.GradientTransformationExtraArgs:
+def named_transform(
+    named: Named,
+    **arguments: Any,  # each is checked by its link
+) -> optax.GradientTransformationExtraArgs:
     """Return the transform of a named optimizer. Its links check the arguments of the alias."""
     storage = arguments["param_storage"]
     if whole := named.whole.get(storage):

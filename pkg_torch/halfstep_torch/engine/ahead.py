@@ -9,7 +9,7 @@ nothing writes again, so replays read what was there at the capture.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class Ahead:
         self._spare: list[Tensor] = []
         self._captured: list[Tensor] = []
         self._make_room()
-        self._turns: list[tuple[Tensor, Any]] = [(self._spare.pop(), None) for _ in range(2)]
+        self._turns: list[tuple[Tensor, torch.Event | None]] = [(self._spare.pop(), None) for _ in range(2)]
         self._content, self._turn = np.zeros(0, np.int64), 0
         self._compare(addresses, keys, numbers, which)
 

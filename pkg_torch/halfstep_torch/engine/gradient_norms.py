@@ -25,6 +25,7 @@ from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 _STAGE = Stage((), (), (), BoundWeights(NearestWeights()), (), torch.float32, negates=False, applies=False)
 _GRADIENT = len(FIELDS) + 1
 Kind = tuple[Any, ...]
+"""Device, dtype and form of gradients that one kernel takes."""
 _NO_KEYS, _NO_NUMBERS = np.zeros((0, 1), np.uint32), np.zeros((1, 0), np.float32)
 
 

@@ -108,19 +108,20 @@ def lazily(function: Callable[..., Tensor], *args: Operand) -> LazyArray:
 class LazyOp(TorchOp):
     """The operations of a rule on lazy arrays; of other operations it raises `NotLazy`."""
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> Any:  # an operation, or a field
         found = super().__getattribute__(name)
         if name.startswith("_") or name in ("mean", "is_zero", "clamp"):
             return found
         if name in ("matmul", "norm", "norms_of", "norm_in_range", "apply", "power"):
             raise NotLazy(name)
 
-        def operation(*args: Operand) -> Any:
+        def operation(*args: Operand) -> Any:  # as the operation
             is_lazy = any(isinstance(x, LazyArray) for x in args)
             return lazily(found, *args) if is_lazy else found(*args)
 
         return operation
 
+    # Any: lazy if its operand is.
     def clamp(self, x: Operand, low: Operand, high: Operand) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return minimum(maximum(x, low), high)."""
         return self.minimum(self.maximum(x, low), high)

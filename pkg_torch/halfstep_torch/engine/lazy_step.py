@@ -72,6 +72,7 @@ def step_lazily(batch: Batch, place: int, g: Tensor) -> bool:
     if kernel is not None and kernel.on_device is None and not last.blocks:
         _apply_by_kernel(batch, place, kernel, u)
         return True
+    # Any: a checker sees no tensor in an object that stands for one.
     of_last: Any = batch.stage_numbers(len(others))[step]
     whole: Any = u  # which is read in pieces, as a tensor is
     step_pieces(slot.plan.stages[-1], p, whole, None, slot.state, of_last, keys, slot.indices)
@@ -136,7 +137,9 @@ def _updated(
             raise NotLazy("state as long as the parameter")
         n = tensor_numbers(n, u.device) if rule.tensor_numbers else n
         moments = rule.step_moments(of_rule, [words(*x) for x in sources], tuple(p.shape), n)
+        # Any: as in `step_lazily`.
         lazy: Any = {name: _LazyMoment(moment) for name, moment in moments.items()}
+        # Any: a rule returns what its operations return.
         made: Any = rule.rule.update(u, p, n, Moments(rule.rule.name, lazy), LazyOp())
         if not isinstance(made, LazyArray) or made.shape != p.shape:
             raise NotLazy("an update that is no function of arrays")

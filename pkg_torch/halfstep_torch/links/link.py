@@ -179,6 +179,7 @@ class Link(Rule):
             NotImplementedError: if the rule needs the host.
         """
         op, made = TensorNumbersOp(self.rule.name, coming), []
+        # Any: numbers of the host, or arrays that stand for them.
         given: dict[str, Any] = {field: op.wrap(value) for field, value in values.items()}
         numbers = given | self._made_numbers(given, TensorCount(counts, op), op)
         declarations, ours = declared(type(self.rule)).numbers, is_ours(type(self.rule))
@@ -188,6 +189,7 @@ class Link(Rule):
                 made.append(op.bare(1 - x))
         return made
 
+    # Any: as in `tensor_numbers`.
     def _made_numbers(self, values: Mapping[str, Any], step: Any, op: Any) -> dict[str, Any]:
         """Return the numbers that the rule computes, and the factors of moments with feedback."""
         numbers = dict(self.rule.numbers(_hyperparameters(values), step, op))

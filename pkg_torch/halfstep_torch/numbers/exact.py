@@ -99,6 +99,7 @@ def _series(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 def _sign_of_power(y: Tensor | float) -> Tensor | float:
     """Return the sign of y-th powers of negative numbers; NaN where they are none."""
+    # Any: of a float, or of an array.
     floor: Any = math.floor if isinstance(y, float) else torch.floor
     is_odd = floor(y * 0.5) * 2.0 != y
     return _if(floor(y) == y, _if(is_odd, -1.0, 1.0), math.nan)

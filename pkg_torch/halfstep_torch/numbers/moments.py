@@ -75,6 +75,6 @@ def _with_power(q: Any, power: Any) -> Any:  # tensors, or float32 numbers of Nu
     return q + power * (1 - q)
 
 
-def _squared(power: Any) -> Any:
+def _squared(power: Any) -> Any:  # a float, or an array of them
     """Return 1 - (1 - power)^2."""
     return 2 * power - power * power

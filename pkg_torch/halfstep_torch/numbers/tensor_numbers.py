@@ -5,7 +5,7 @@ parameter are in a row, so tensors have the shape (parameters, 1), or (parameter
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class TensorNumbersOp(NumbersOp):
         """Raise NotImplementedError: no device has the host's bits."""
         raise NotImplementedError(f"{self.rule} takes a power on the host")
 
-    def unbias(self, *pairs: tuple[Operand, Any], steps: int = 1) -> tuple[Number, ...]:
+    def unbias(self, *pairs: tuple[Operand, "TensorCount"], steps: int = 1) -> tuple[Number, ...]:
         """Return 1 / (1 - rate^t) of each pair (rate, t); of the last for so many counts on."""
         counts = [t.value for _, t in pairs]
         if steps > 1:
@@ -70,7 +70,7 @@ class TensorNumbersOp(NumbersOp):
         array = self.bare(x)
         return self.wrap(array[:, ::2]), self.wrap(array[:, 1::2])
 
-    def float32(self, x: Any) -> Number:
+    def float32(self, x: Any) -> Number:  # whatever has an array for its value
         """Return a count, or the truth of a comparison, as a number."""
         return self.wrap(x.value.to(torch.float32))
 
@@ -98,7 +98,7 @@ class TensorCount:
     def __mod__(self, k: int) -> "TensorCount":
         return TensorCount(self.value % k, self._op)
 
-    def _compare(self, how: Any, k: int) -> Mask:
+    def _compare(self, how: Callable, k: int) -> Mask:
         return Mask(how(self.value, k), self._op)
 
     def __lt__(self, k: int) -> Mask:
@@ -153,7 +153,7 @@ def tensor_keys(seed: Sequence[Tensor], steps: Tensor, leaf: Tensor, roles: Sequ
     """
     zero = _Words(torch.zeros_like(leaf))
 
-    def fold(key: tuple[Any, Any], x: _Words) -> tuple[Any, Any]:
+    def fold(key: tuple[Any, Any], x: _Words) -> tuple[Any, Any]:  # words of the host or of the device
         return threefry2x32(key, (zero, x))
 
     high, low = map(_Words, seed)

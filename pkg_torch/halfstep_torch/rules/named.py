@@ -41,7 +41,10 @@ _LINKS: dict[type[Rule], type[Rule]] = {
 }
 
 
-def optimizer_arguments(optimizer: type[Optimizer], **arguments: Any) -> Arguments:
+def optimizer_arguments(
+    optimizer: type[Optimizer],
+    **arguments: Any,  # each is checked by its link
+) -> Arguments:
     """Return the arguments of `Optimizer`, from those of a class with `named`, checked by its links."""
     caller, named = optimizer.__name__, named_of(optimizer)
     choices = (*(moment.rounding for moment in named.moments), *named.choices, "param_storage")

@@ -16,7 +16,8 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 
 class Request(NamedTuple):
@@ -34,7 +35,7 @@ class Request(NamedTuple):
     target: tuple[str, int | str, int]
     pointers: Sequence[str]
     numbers: Sequence[int]
-    options: dict[str, Any]
+    options: dict[str, int | str | bool | None]
 
 
 def compile_at_once(requests: Iterable[Request | None]) -> None:
@@ -75,7 +76,7 @@ def _mark(request: Request) -> pathlib.Path:
 
 
 @functools.cache
-def module_of(text: str) -> Any:
+def module_of(text: str) -> ModuleType:
     """Return the module of a source. No file is written: Triton reads the source from `linecache`."""
     name = f"<halfstep kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -89,10 +90,10 @@ def module_of(text: str) -> Any:
 class StandIn:
     """Stands for the driver of a device, for Triton to compile: nothing can be launched."""
 
-    def __init__(self, target: Sequence[Any]) -> None:
+    def __init__(self, target: Sequence[int | str]) -> None:
         self._target = importlib.import_module("triton.backends.compiler").GPUTarget(*target)
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self) -> object:
         """Return what is compiled for."""
         return self._target
 

@@ -92,7 +92,7 @@ class MeasureKernel(_Checked):
         self._device, self.names = device, [*link.measure(h, lambda exact: torch.ones(2))]
 
         def measured(given: dict[str, Tensor]) -> Sequence[Tensor]:
-            def norms(exact: bool) -> Any:
+            def norms(exact: bool) -> Any:  # a pair, where plain steps have an array of two
                 if exact:
                     raise NoGeneratedForm("an exact norm")
                 return given["norm.0"], given["moved.0"]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 
-def _by_name(groups: dict[Any, str]) -> dict[str, Any]:
+def _by_name(groups: dict[Any, str]) -> dict[str, Any]:  # values of each table are of one type
     return {name: value for value, names in groups.items() for name in names.split()}
 
 
@@ -62,7 +62,7 @@ FILLED = _by_name(
 _IN_PLACE = re.compile(r"[^_].*_|__i(?!n)\w+__")
 
 
-def name_of(function: Any) -> str:
+def name_of(function: Any) -> str:  # functions of C have no common type
     """Return the name of a function, a method, or a property."""
     if function is Tensor.where:  # its operands have another order than in torch.where
         return "where of a tensor"
@@ -70,6 +70,6 @@ def name_of(function: Any) -> str:
     return name if name.startswith("_") else name.rstrip("_")
 
 
-def is_in_place(function: Any) -> bool:
+def is_in_place(function: Any) -> bool:  # as in `name_of`
     """Whether a method writes to its tensor."""
     return bool(_IN_PLACE.fullmatch(function.__name__))
