@@ -1,7 +1,5 @@
 """`schedule_free_adamw` as an alias, and the averaged weights of any schedule-free run. Contract: A17."""
 
-from __future__ import annotations
-
 import jax
 import optax
 

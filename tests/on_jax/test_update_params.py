@@ -127,6 +127,12 @@ def test_other_weights_have_the_bits_of_xla(name, dtype):
     assert CALL in text
 
 
+def test_float32_weights_that_no_link_reads_are_left_out():
+    ours, theirs, text = both(hs.adam(1e-3, recipe="full_precision"), *trees([(64, 128), (9,)]))
+    assert_trees_same(ours, theirs)
+    assert CALL in text
+
+
 def test_equal_leaves_and_leaves_of_other_shapes_are_one_call():
     params, rows = trees([(64, 128), (64, 128), (7, 5), (3,), ()])
     ours, theirs, text = both(adamw(), params, rows)

@@ -146,7 +146,7 @@ def test_injecting_numbers_keeps_the_recipe(alias):
     for recipe in ("full_precision", "eight_bit"):
         plain = halfstep_jax.describe(make(1e-3, recipe=recipe, **momentum), params)
         injected = inject(learning_rate=1e-3, recipe=recipe, **momentum)
-        assert halfstep_jax.describe(injected, params) == plain, recipe
+        assert halfstep_jax.describe(injected, params).arrays == plain.arrays, recipe
 
 
 @pytest.mark.parametrize(

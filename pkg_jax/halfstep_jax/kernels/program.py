@@ -92,8 +92,11 @@ def leaf_steps(calls: Sequence[LeafCall], results: Sequence[LaterArray]) -> list
     """
     made = []
     for group in _by_leaf([call for call in calls if not call.has_run]):
+        reader = _Reader(group, results)
+        if not reader.wanted:  # as of float32 weights that no link reads
+            continue
         try:
-            made.append(_Reader(group, results).step())
+            made.append(reader.step())
         except NoGeneratedForm as error:
             for call in group:
                 call.problem = f"there is no generated form of {error}"

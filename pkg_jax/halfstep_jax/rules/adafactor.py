@@ -1,7 +1,5 @@
 """Adafactor's links as Optax transforms, and `adafactor` as an optimizer. Contract: A18, A19."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import optax

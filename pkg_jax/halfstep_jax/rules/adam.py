@@ -3,8 +3,6 @@
 Contract: section A.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import jax

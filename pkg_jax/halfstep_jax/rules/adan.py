@@ -1,7 +1,5 @@
 """The Adan update rule as an Optax transform, and `adan` as an optimizer. Contract: A11."""
 
-from __future__ import annotations
-
 import jax
 import optax
 

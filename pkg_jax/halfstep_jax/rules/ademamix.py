@@ -1,7 +1,5 @@
 """The AdEMAMix update rule as an Optax transform, and `ademamix` as an optimizer. Contract: A15."""
 
-from __future__ import annotations
-
 import jax
 import optax
 

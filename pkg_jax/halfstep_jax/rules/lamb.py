@@ -3,8 +3,6 @@
 Contract: L3, L4. The aim of LAMB16, and the parts that are kept: `docs/lamb16.md`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The Lion update rule as an Optax transform. Contract: A9."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -3,8 +3,6 @@
 Contract: A13, A14, A22.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

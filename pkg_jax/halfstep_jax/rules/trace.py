@@ -1,7 +1,5 @@
 """Momentum as an Optax transform. Contract: A10."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import jax
