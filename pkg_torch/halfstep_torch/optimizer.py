@@ -61,21 +61,22 @@ class Optimizer(torch.optim.Optimizer):
     """A `torch.optim` optimizer that applies a chain of transforms.
 
     At each step every gradient goes through the links of the chain, in float32, and the weight becomes
-    nearest(p + u) in its own dtype. Parameters without a gradient stay. Each link documents where it rounds.
-    Weights and state are changed in place. Gradients, state and numbers of all parameters are checked, and
-    kernels compiled, before any weight changes. From then on handlers of signals wait, as that of Ctrl-C,
-    until the step is whole; a second signal of a kind does not wait. A later failure (no memory left, a
-    user's own rule) leaves some parameters stepped and counted, and others not. Of those that are stepped
-    together, of one group, dtype and device, some may be stepped and not counted.
+    nearest(p + u) in its own dtype. Parameters without a gradient are skipped. Each link documents where it
+    rounds. Weights and state are changed in place. Before any weight changes, the gradients, state and
+    numbers of all parameters are checked and kernels are compiled. Signal handlers (Ctrl-C) then wait until
+    the step ends, but a second signal of the same kind does not wait. A later failure (no memory left, an
+    error in a user's own rule) leaves some parameters stepped and counted, and others not. Parameters with
+    one group, dtype and device are stepped together, and some may then be stepped but not counted.
 
-    The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`,
-    ...): a group's own value wins, and lr schedulers may write them. So do `param_storage` and the roundings
-    of the named classes: exact weights for norms and embeddings are a group with `param_storage="split16"`.
-    The state of a parameter is a flat dict. It has `step`, an int64 0-d tensor, and the arrays of the links
-    (`exp_avg`, `exp_avg_sq`), row-major, in their own dtypes. `load_state_dict` keeps every bit of them.
+    The hyperparameters of the links are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`,
+    `mu_dtype`, ...). A group may set its own values, and lr schedulers may write them. In the named classes
+    `param_storage` and the roundings are entries too, so norms and embeddings get exact weights from a group
+    with `param_storage="split16"`. The state of a parameter is a flat dict with `step`, an int64 0-d tensor,
+    and the arrays of the links (`exp_avg`, `exp_avg_sq`), row-major, in their own dtypes. `load_state_dict`
+    restores all their bits.
 
-    Random words depend on (seed, step, name, element) alone: pass named parameters
-    (`model.named_parameters()`); reordering, freezing or resuming then changes no bit. Without names, a
+    Random words depend only on (seed, step, name, element). With named parameters
+    (`model.named_parameters()`), reordering, freezing or resuming changes no bit. Without names, a
     parameter's index over all groups is its name. torch's own generators are not used.
 
     Args:
@@ -83,21 +84,21 @@ class Optimizer(torch.optim.Optimizer):
             float32, bfloat16 or float16.
         tx: a transform, or a `chain` of them.
         maximize: ascend.
-        compile: whether steps run as generated kernels, which have the same bits. "auto" uses a kernel as
-        soon
-            as it is built. On a CPU a C compiler builds it in about a second while training continues with
-            plain steps, and later processes find it in a folder. On a GPU Triton builds it in the first
-            step. True waits for the compiler and raises without one. False uses plain steps.
-        names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
-            names, or a share of them. Empty: names are not looked for either, and words follow the order.
-        state_device: "cpu" keeps state on the host, in pinned memory that the kernels of a GPU read and write
-            over the bus. The bits are the same. Plain steps copy it in pieces. State of a shard whose step
-            exchanges words stays with its weights. On CUDA this is unproven until `make gpu` has run. None:
-            state is where its weights are.
-        capturable: whether a CUDA graph may capture a step. Counts, keys and numbers of a step are then made
-            on the device, by one launch before the step's own, with the same bits. Numbers of a group that
-            are float32 tensors there, such as `lr`, are read at each replay; others stay as they were at the
-            capture. The step before the first capture is made outside of a graph. A group may have its own.
+        compile: whether to step with generated kernels, which give the same bits. "auto" uses a kernel as
+            soon as it is built. On a CPU a C compiler builds it in about a second while training continues
+            with plain steps, and later processes load it from a folder. On a GPU Triton builds it in the
+            first step. True waits for the compiler and raises an error if there is none. False uses plain
+            steps.
+        names: pairs (name, parameter) for the whole model, for wrappers that pass parameters without names,
+            or only some parameters. If empty, names are not searched for, and random words follow the order.
+        state_device: "cpu" keeps state on the host, in pinned memory that GPU kernels read and write over the
+            bus. The bits are the same. Plain steps copy it in pieces. If the step of a shard exchanges words,
+            its state stays with its weights. On CUDA this is unproven until `make gpu` has run. None keeps
+            state on the device of its weights.
+        capturable: whether a CUDA graph may capture a step. Counts, keys and numbers are then computed on the
+            device, by a launch before the step, with the same bits. Hyperparameters that are float32 tensors
+            on the device, such as `lr`, are read at each replay. Others keep the value of the capture. Make
+            one step outside the graph before the first capture. A group may set its own value.
 
     Raises:
         TypeError: if an argument, a parameter or a group's value is of a wrong type.
@@ -122,20 +123,20 @@ class Optimizer(torch.optim.Optimizer):
     Source: contract A6, P1.
     """
 
-    # What a named optimizer is made of; how it decays weights, None where a group of torch does not say that.
+    # The links of a named optimizer, and how it decays weights (None if torch's groups have no such entry).
     named: ClassVar[Named | None] = None
     decoupled_decay: ClassVar[bool | None] = None
-    # How many optimizers without names were built before of its seeds; None where parameters have names.
+    # The number of optimizers without names built before with its seeds, or None if parameters have names.
     nameless_before: int | None = None
 
     release: Any = None  # a ReleasedGradients, of a layer above
-    """The handle of `release_gradients`, as long as it steps the parameters."""
+    """The handle of `release_gradients`, while it steps the parameters."""
 
     _idle_steps = 0
-    """So many steps began, and no parameter has had a gradient yet."""
+    """Steps begun so far in which no parameter had a gradient."""
 
-    _half_loaded: str | None = None  # what failed while it copied
-    """Whether weights, groups and state are of two runs: a load began to change them and did not end."""
+    _half_loaded: str | None = None  # the call that failed while it copied
+    """Name of a load that failed while it copied, so that weights, groups and state are of two runs."""
 
     def __init__(
         self,
@@ -179,33 +180,33 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler calls `step` with the gradients as they are, and says how they are scaled.
+        """Whether a GradScaler calls `step` with scaled gradients, and sets `grad_scale`.
 
-        True for float16 gradients, which it does not unscale itself. For others Lightning would not clip.
+        True for float16 gradients, which the scaler cannot unscale. With others Lightning would not clip.
         """
         if self.release is not None:
-            return True  # which has no gradients left to unscale, and says so
+            return True  # no gradients are left to unscale, and `release` raises an error
         return any(p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
 
     def step(
         self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False
-    ) -> Any:  # what `closure` returns
+    ) -> Any:  # the result of `closure`
         """Update every parameter that has a gradient.
 
-        `torch.amp.GradScaler` may call it. Gradients of a scaled loss, also float16 gradients, are unscaled
-        in float32. A step in which the scaler found an infinity or a NaN changes nothing.
+        `torch.amp.GradScaler` may call it. Gradients of a scaled loss, including float16 gradients, are
+        unscaled in float32. A step is skipped if the scaler found an infinity or a NaN.
 
         Args:
-            closure: re-evaluates the model and returns the loss.
-            zero_grad: drop the gradients afterwards, as `zero_grad()` does.
+            closure: a function that re-evaluates the model and returns the loss.
+            zero_grad: whether to set the gradients to None after the step, as `zero_grad()` does.
 
         Raises:
-            TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
+            TypeError: if a gradient is sparse or has a wrong dtype, or a group's value has a wrong type.
             ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
                 range. Weights and state are then unchanged.
-            RuntimeError: at the first step, if a replica in another process has another seed or count of
-                steps. Also at every step after a `load_state_dict` that failed while it copied, until one
-                succeeds. Nothing is changed here.
+            RuntimeError: at the first step, if a replica in another process has another seed or step count.
+                Also at every step after `load_state_dict` failed while it copied, until a load succeeds.
+                Weights and state are then unchanged.
         """
         if closure is not None and not callable(closure):
             raise TypeError(
@@ -221,15 +222,16 @@ class Optimizer(torch.optim.Optimizer):
     def step_parameter(self, param: Tensor, group: object = None, index: object = None) -> None:
         """Step one parameter, for trainers that step in backward. Its gradient stays.
 
-        The bits are those of `step`. A parameter without a gradient stays as it is.
+        The result is bit-identical to `step`. A parameter without a gradient is skipped.
 
         Args:
-            param: one of this optimizer's.
-            group: its param group, which such trainers pass; not needed.
-            index: its place there; not needed.
+            param: a parameter of this optimizer.
+            group: its param group, ignored.
+            index: its index in the group, ignored.
 
         Raises:
-            ValueError: if the parameter is not this optimizer's, or a link of the chain needs all gradients.
+            ValueError: if this optimizer does not have the parameter, or a link of the chain needs all
+                gradients.
         """
         if param not in self._by_param:
             self.check_single_steps(self._name, "and step_parameter has one", "use step()")
@@ -261,7 +263,7 @@ class Optimizer(torch.optim.Optimizer):
         self.step_parameters()
 
     def check_steps(self) -> None:
-        """Raise RuntimeError unless a step can go on from the state that is here."""
+        """Raise RuntimeError if the state is incomplete after a failed load."""
         if self._half_loaded:
             self.check_loaded()
 
@@ -275,17 +277,17 @@ class Optimizer(torch.optim.Optimizer):
 
     @between_steps
     def state_dict(self) -> StateDict:
-        """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
+        """Return the state as a dict in torch's form, with an entry `halfstep` in each group.
 
-        That entry, `halfstep`, holds the spec version, the links of the chain, and their seeds. It also holds
-        the leaf names of the parameters, and the distinct counts of their steps. All of it loads with
-        `torch.load(weights_only=True)`. State arrays are not copied: beside a thread that trains, use
-        `save_state`, for which steps wait. Arrays of a dtype that checkpointers cannot gather (int16, 8-bit
-        floats) are shown as their bytes, uint8.
+        The entry holds the spec version, the links of the chain and their seeds, the leaf names of the
+        parameters, and the distinct counts of their steps. All of it loads with
+        `torch.load(weights_only=True)`. State arrays are not copied. If another thread trains, use
+        `save_state`, for which steps wait. Arrays with a dtype that checkpointers cannot gather (int16, 8-bit
+        floats) are returned as uint8 bytes.
 
         Raises:
-            TypeError: if an array or a number was replaced by something that `load_state_dict` would refuse.
-            ValueError: likewise, also if an array was removed.
+            TypeError: if an array or a number was replaced by one of a type that `load_state_dict` rejects.
+            ValueError: if such a replacement has a value that it rejects, or an array was removed.
             RuntimeError: if the last `load_state_dict` failed while it copied.
         """
         self.check_loaded()
@@ -297,19 +299,19 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: SavedState) -> None:
         """Restore from a state dict, bit for bit.
 
-        Numbers of the param groups and the seeds are taken from the state dict; state arrays are copied.
-        Parameters are matched by name within their group or, where either side has no names, by their place.
-        Random words then follow the names of this optimizer. State of a parameter that is a DTensor becomes
-        DTensors, from arrays that are sharded in any way, or whole in every process.
+        The numbers of the param groups and the seeds come from the state dict, and state arrays are copied.
+        Parameters are matched by name within their group or, if either side has no names, by position. Random
+        words then follow the names of this optimizer. The state of a DTensor becomes DTensors. Its saved
+        arrays may be sharded in any way, or whole in every process.
 
         Args:
-            state_dict: what `state_dict` returned.
+            state_dict: a result of `state_dict`.
 
         Raises:
             TypeError: if it is not a state dict.
-            ValueError: if it is of another chain, spec version, names, shapes or formats, or an array has no
-                memory here ("meta") or is sparse. Nothing is changed.
-            Exception: of a post hook, after which all of the new state is set.
+            ValueError: if its chain, spec version, names, shapes or formats differ, or an array has no memory
+                ("meta") or is sparse. Nothing is changed.
+            Exception: from a post hook. All of the new state is then set.
 
         Old arrays are freed before new ones are made. If copying fails after the checks (no memory left, an
         interrupt), part of the state is lost. `step` and `state_dict` then raise RuntimeError until a state
@@ -321,19 +323,19 @@ class Optimizer(torch.optim.Optimizer):
 
     @between_steps
     def read_rates(self, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
-        """Read the learning rates that come from a scheduler, for `param_storage="feedback"` and `"int8"`.
+        """Read the coming learning rates of a scheduler, for `param_storage="feedback"` and `"int8"`.
 
-        A copy of the scheduler runs ahead. The bits are then those of `lr` as a function of the step. Where
-        the scheduler is not stepped once after each step, or anything else writes `lr`, this is logged once,
-        and coming rates are unknown, as without this call. Other storages of weights do not depend on them.
-        The scheduler is not saved with the state: call this again after resuming.
+        A copy of the scheduler runs ahead. The result is then bit-identical to `lr` as a function of the
+        step. If the scheduler is not stepped once after each step, or `lr` is written otherwise, this is
+        logged once, and coming rates are unknown, as without this call. Other weight storages do not depend
+        on them. The scheduler is not saved with the state, so call this again after resuming.
 
         Args:
-            scheduler: of this optimizer, from `torch.optim.lr_scheduler`.
+            scheduler: a scheduler from `torch.optim.lr_scheduler` for this optimizer.
 
         Raises:
-            TypeError: if it is none, or its rates depend on a metric.
-            ValueError: if it is of another optimizer.
+            TypeError: if it is not a scheduler, or its rates depend on a metric.
+            ValueError: if it belongs to another optimizer.
 
         Example:
             >>> import torch, halfstep_torch as hs
@@ -350,11 +352,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @undisturbed
     def step_parameters(self, parameters: Parameters | None = None, at: Tensor | None = None) -> None:
-        """Step the given parameters that have a gradient, by the last launch if it still holds.
+        """Step the given parameters that have a gradient, with the last launch if it still holds.
 
         Args:
-            parameters: the index of their group, leaf name, parameter; None for all.
-            at: under which the launch of these parameters is kept.
+            parameters: tuples (group index, leaf name, parameter), or None for all.
+            at: the key under which the launch of these parameters is kept.
         """
         self.check_steps()
         capturing = is_capturing()
@@ -389,7 +391,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._agreement.agree(attempt.error)
             else:
                 show_rates = self._prepare(launch, measured)
-            # Everything that can fail has been tried: from here on, weights change.
+            # Nothing before this line changes weights, and nothing after it is expected to fail.
             with SignalsWait():
                 launch.run()
                 for show_rate in show_rates:
@@ -400,7 +402,7 @@ class Optimizer(torch.optim.Optimizer):
             launch.forget()
 
     def _check_capture(self, launch: Launch | None) -> None:
-        """Raise RuntimeError unless a CUDA graph may record a step, given the built one if it still fits."""
+        """Raise RuntimeError unless a CUDA graph may record a step, given its launch if that still holds."""
         if launch is not None:
             launch.check_capture(self)
         elif not any(group.get("capturable") for group in self.param_groups):
@@ -415,7 +417,7 @@ class Optimizer(torch.optim.Optimizer):
             )
 
     def drop_launches(self, why: str) -> None:
-        """Forget built steps, because of what was done; replays of captured ones change nothing any more."""
+        """Drop built steps for the reason `why`. Replays of captured steps then change nothing."""
         for launch in self._launches.values():
             self._drop(launch, why)
         self._launches.clear()
@@ -425,12 +427,12 @@ class Optimizer(torch.optim.Optimizer):
             self._replayed += launch.captures.drop(self._name, why)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, or set them to zero where they are, as replays of a step alone need it."""
+        """Set the gradients to None, or to zero in place, as replays of a captured step need."""
         self._check_frozen()
         super().zero_grad(set_to_none)
 
     def _check_frozen(self) -> None:
-        """Log what replays of captured steps do not read."""
+        """Log group entries that changed after the capture, which replays do not read."""
         for launch in self._launches.values():
             if launch.captures.captured:
                 launch.captures.check_frozen(self.param_groups)
@@ -443,7 +445,7 @@ class Optimizer(torch.optim.Optimizer):
         parameters: Parameters | None,
         at: Tensor | None,
     ) -> Launch:
-        """Return the last launch, extended or built anew unless it `holds`; processes of a mesh agree."""
+        """Return the last launch if it `holds`, else extend or rebuild it. Processes of a mesh agree."""
         agreement, made = self._agreement, None
         meshes = launch.meshes if launch is not None and holds else meshes_of(listed)
         agreement.begin(meshes, len(listed) > 1)
@@ -466,7 +468,7 @@ class Optimizer(torch.optim.Optimizer):
         return made
 
     def _prepare(self, launch: Launch, measured: Measured) -> list[Callable[[], None]]:
-        """Try everything that can fail in a step; return what shows its learning rates."""
+        """Prepare a step and make its checks. Return functions that show its learning rates."""
         launch.prepare(self, measured)
         show_rates = shown_rates(self, launch.counts) if launch.has_schedules else []
         if launch.watches_rates:
@@ -480,24 +482,24 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: StateDict) -> None:
         super().__setstate__(unpickled(state))
-        self.defaults.pop("differentiable", None)  # torch's own optimizers have it; no group of ours does
+        self.defaults.pop("differentiable", None)  # an entry of torch's own optimizers only
         self._remember_no_step()
 
     def _remember_no_step(self) -> None:
-        """Reset what is kept between steps, which is never pickled."""
+        """Reset the fields kept between steps, which are never pickled."""
         self._lock, self._agreement = threading.RLock(), Agreement(self._name)
         self._compared: str | None = None
         self._rates: SchedulerRates | None = None
-        # The last step of all parameters, by None, and of each that is stepped alone.
+        # The last launch for all parameters, under None, and for each parameter stepped alone.
         self._launches: dict[Tensor | None, Launch] = {}
         self._by_param: dict[Tensor, tuple[int, str, Tensor]] = {}
-        self._home = type(self._home)()  # which has memory of this process
+        self._home = type(self._home)()  # it holds memory of this process
         self._members, self._counts = NamedMembers(), Counts()
-        # What graphs of steps that are dropped still read.
+        # Tables of dropped steps, which graphs still read.
         self._replayed: list[Ahead] = []
 
     def __repr__(self) -> str:
-        """Return torch's text, without names and headers."""
+        """Return the text of torch's optimizers, without names and headers."""
         lines = [f"{self._name} ("]
         for i, group in enumerate(self.param_groups):
             lines.append(f"Parameter Group {i}")
@@ -507,10 +509,10 @@ class Optimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add a group of parameters, with its own values of the entries if it has any.
 
-        `param_group` has `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
-        of the named classes, `param_storage`, roundings and `recipe`. Where `lr` is a function of the step,
-        the group shows the number of the last one. Nothing is added if a value is of a wrong type
-        (TypeError), out of range, or unknown (ValueError).
+        `param_group` has `params` and any of the entries (numbers of the links, formats such as `mu_dtype`,
+        and in the named classes `param_storage`, roundings and `recipe`). If `lr` is a function of the step,
+        the group shows the rate of the last step. Nothing is added if a value has a wrong type (TypeError),
+        is out of range, or is unknown (ValueError).
         """
         param_group, choices = choices_of(self, param_group)
         settle_empty_groups(self.param_groups, param_group)
@@ -525,10 +527,10 @@ class Optimizer(torch.optim.Optimizer):
         self.drop_launches("a param group was added")
 
     def _settle_groups(self) -> None:
-        """Accept groups that were put into `param_groups`, or taken out of it.
+        """Read `param_groups` again after groups were inserted or removed there.
 
-        A group with a parameter of an earlier group has the choices of that. Another is added, as by
-        `add_param_group`.
+        A group that shares a parameter with an earlier group keeps the choices of the earlier group. Other
+        groups are added, as by `add_param_group`.
         """
         if len(self.param_groups) == len(self._choices):
             return
@@ -555,24 +557,24 @@ class Optimizer(torch.optim.Optimizer):
         return read_group(self, index, saved)
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
-        """Return (group index, leaf name, parameter) of all parameters (contract W7)."""
+        """Yield (group index, leaf name, parameter) for all parameters (contract W7)."""
         self._settle_groups()
         return self._members.named(self._name, self.param_groups, self.state)
 
     def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
-        """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""
+        """Yield (leaf name, parameter, plan of its step) for all parameters, with the current groups."""
         group_of = functools.cache(self._group)
         for i, name, param in self._named():
             yield name, param, group_of(i).plan(name, param)
 
     def bound_links(self) -> list[list[tuple[Link, Values]]]:
-        """Return the links of every param group's chain, each with the values that it reads."""
+        """Return the links of each param group's chain, each link with its values."""
         groups = [self._group(i) for i in range(len(self.param_groups))]
         return [list(zip(group.links, group.values, strict=True)) for group in groups]
 
 
 def check_optimizer(caller: str, optimizer: object) -> Optimizer:
-    """Return the optimizer, also one inside a wrapper; raise TypeError for one of another package."""
+    """Return the optimizer, without its wrapper. Raise TypeError if it is from another package."""
     optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, Optimizer):
         way_out = getattr(optimizer, "alternative", "Pass a halfstep_torch optimizer.")
