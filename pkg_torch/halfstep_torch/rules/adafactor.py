@@ -30,7 +30,7 @@ _EPS1 = 2.0**-23
 
 
 def _check_decay(caller: str, name: str, value: Scalar, decay: float) -> None:
-    """Refuse a power of the count outside [-1, 0]."""
+    """Raise ValueError for a power of the count outside [-1, 0]."""
     if not -1 <= decay <= 0:
         raise ValueError(
             f"{caller}: {name}={value} is outside [-1, 0], so that 1 - t^{name} is no rate of an average. "
@@ -92,7 +92,7 @@ class AddAbsoluteDecay(AddDecayedWeights):
 
 
 class Adafactor(Optimizer):
-    """Adafactor, whose second moment takes a row and a column of each matrix, with weights of 16 bits.
+    """Adafactor with 16-bit weights and a factored second moment, a row and a column for each matrix.
 
     `chain(scale_by_factored_rms, clip_by_block_rms, the relative step, scale_by_param_block_rms,
     add_decayed_weights, round_stochastically)`: all arithmetic in float32. With t the count of steps and u
@@ -100,15 +100,15 @@ class Adafactor(Optimizer):
 
         p <- round(p - (min(lr, 1/sqrt(t)) u max(rms(p), eps[1])) - lr weight_decay p)
 
-    In float32 it is `torch.optim.Adafactor` to within rounding, except for arrays of three axes and more.
-    Here, as in Optax, the two longest axes are factored; there the last two are. `eps[0]=None` is 2^-23,
-    whatever the dtype of the weights; torch's is 0.0078 under bfloat16 weights.
+    In float32 it is `torch.optim.Adafactor` to within rounding, except for arrays of three axes and more. As
+    in Optax, the two longest axes are factored, and torch factors the last two. `eps[0]=None` is 2^-23 for
+    weights of any dtype. In torch it is 0.0078 for bfloat16 weights.
 
     Args:
         params: as in `AdamW`.
         lr: the largest relative step, and the rate of decay.
         beta2_decay: minus `decay_rate` of `scale_by_factored_rms`: -1 to 0.
-        eps: `floor` there, and `min_scale` of `scale_by_param_block_rms`.
+        eps: `floor` of `scale_by_factored_rms`, and `min_scale` of `scale_by_param_block_rms`.
         d: `threshold` of `clip_by_block_rms`.
         weight_decay: as in `AdamW`.
         maximize: maximize the objective instead of minimizing it.
@@ -116,7 +116,7 @@ class Adafactor(Optimizer):
         nu_dtype: format of second moments that are not factored, as in `AdamW`.
         nu_rounding: rounding of these second moments, as in `AdamW`.
         param_storage: with the other arguments, as in `AdamW`.
-        scale_parameter: True, as in the `Adafactor` of transformers; so are the next two.
+        scale_parameter: True. This and the next two are arguments of `Adafactor` in transformers.
         relative_step: True.
         warmup_init: False.
 
@@ -133,7 +133,7 @@ class Adafactor(Optimizer):
         >>> optimizer.state[model.weight]["row_var"].shape
         torch.Size([32, 1])
 
-    Source: as `scale_by_factored_rms`; arguments are those of `torch.optim.Adafactor`.
+    Source: as `scale_by_factored_rms`, with the arguments of `torch.optim.Adafactor`.
     """
 
     def __init__(

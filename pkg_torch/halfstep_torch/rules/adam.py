@@ -26,11 +26,11 @@ class Adam(Optimizer):
     in float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32
     throughout it is `torch.optim.Adam` to within rounding.
 
-    Arguments and errors are those of `AdamW`, but:
+    Arguments and errors are as in `AdamW`, except:
 
     Args:
         weight_decay: L2 decay, added to the gradient.
-        decoupled_weight_decay: False; `AdamW` has it.
+        decoupled_weight_decay: must be False. Use `AdamW` for decoupled decay.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -97,7 +97,7 @@ class AdamW(Optimizer):
             parameter's count of steps so far to a number.
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.
-        weight_decay: decoupled decay; it is scaled by the learning rate.
+        weight_decay: decoupled decay, scaled by the learning rate.
         amsgrad: must be False (kept for the order of torch's arguments).
         maximize: maximize the objective instead of minimizing it.
         mu_dtype: format of the first moment (`exp_avg`): "float32", "bfloat16", "float16", a torch dtype, or
@@ -118,14 +118,14 @@ class AdamW(Optimizer):
             later steps apply it, with the memory of "stochastic" (contract A21, P9). An experiment of `AdamW`
             alone is "int8": the state keeps float32 weights in 8 bits, which `stored_params` reads, and
             rounding errors go into the first moment (contract A20, P8).
-        cautious: decay only the weights whose decay does not oppose the update, as in `add_decayed_weights`.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        cautious: decay a weight only if the decay does not oppose its update, as in `add_decayed_weights`.
+        seed: seed of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto", as in `Optimizer`.
         names: as in `Optimizer`.
         state_device: None, or "cpu" for state on the host, as in `Optimizer`.
-        foreach: ignored; all parameters are always updated together.
+        foreach: ignored. All parameters are always updated together.
         capturable: whether a CUDA graph may capture a step, as in `Optimizer`.
-        differentiable: False.
+        differentiable: must be False.
         fused: ignored, as `foreach`.
 
     Raises:

@@ -24,10 +24,10 @@ class Adan(Optimizer):
 
     `chain(scale_by_adan, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic
     is float32. A step rounds three averages and the last gradient to their dtypes, and the weight to its own,
-    once each. The decay is that of the authors' code with `no_prox=True`.
+    once each. The decay is as in the authors' code with `no_prox=True`.
 
     `betas` are `b1`, `b2` and `b3` of `scale_by_adan`, which also has the formats and roundings. The other
-    arguments, and the errors, are those of `AdamW`.
+    arguments and the errors are as in `AdamW`.
 
     Example:
         >>> import torch, halfstep_torch as hs

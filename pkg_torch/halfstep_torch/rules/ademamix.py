@@ -25,9 +25,9 @@ class AdEMAMix(Optimizer):
     `chain(scale_by_ademamix, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all
     arithmetic in float32; rounds three averages to their dtypes, and the weight to its own, once per step.
 
-    `betas` are `b1`, `b2` and `b3` of `scale_by_ademamix`, and `alpha`, the formats and roundings are as
-    there. The paper warms up `alpha`: write it into the param groups. The other arguments, and the
-    errors, are those of `AdamW`.
+    `betas` are `b1`, `b2` and `b3` of `scale_by_ademamix`, which also has `alpha`, the formats and roundings.
+    The paper warms up `alpha`, which can be written into the param groups. The other arguments and the errors
+    are as in `AdamW`.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -50,34 +50,35 @@ def clip_grad_norm_(
     exact: bool = False,
     compile: bool | Literal["auto"] = "auto",
 ) -> Tensor:
-    """Scale all gradients in place so that their norm is at most `max_norm`; return the norm they had.
+    """Scale all gradients in place so that their norm is at most `max_norm`, and return the norm before.
 
         g <- nearest((max_norm / norm) g)   where norm > max_norm
 
-    As `clip_by_global_norm`, but what is scaled is then rounded to the dtype of the gradients. Gradients
-    whose norm is not above `max_norm` are left alone, to the bit. In place of
-    `torch.nn.utils.clip_grad_norm_`, which works in the dtype of the gradients.
+    As `clip_by_global_norm`, but the scaled gradients are rounded to their dtype. If the norm is not above
+    `max_norm`, no gradient changes. It replaces `torch.nn.utils.clip_grad_norm_`, which computes in the dtype
+    of the gradients.
 
     Args:
-        parameters: one, or many; those without a gradient are passed over.
-        max_norm: the largest norm that is left as it is.
-        norm_type: 2.0, the Euclidean norm, and no other.
-        error_if_nonfinite: raise where the norm is NaN or infinite. Otherwise NaN makes every gradient NaN,
-            and an infinite gradient makes the others zero; finite gradients are clipped whatever their norm.
-        foreach: of torch; changes nothing here.
+        parameters: a parameter, or an iterable of parameters. Parameters without a gradient are skipped.
+        max_norm: the maximum norm.
+        norm_type: must be 2.0, the Euclidean norm.
+        error_if_nonfinite: raise RuntimeError if the norm is NaN or infinite. Otherwise NaN makes every
+            gradient NaN, and an infinite gradient makes the others zero. Finite gradients are clipped even if
+            their norm overflows.
+        foreach: ignored.
         exact: as in `clip_by_global_norm`.
-        compile: whether generated kernels add up squares and scale gradients: True, False, or "auto", as
-            `Optimizer` takes it. The bits are the same.
+        compile: True, False or "auto", as in `Optimizer`: whether generated kernels add up the squares and
+            scale the gradients. The bits are the same.
 
     Returns:
         The norm before, a float32 0-d tensor.
 
     Raises:
-        TypeError: if `max_norm` is no number. Also if a gradient is sparse, of a dtype that float32 does not
-            hold, or a DTensor with another placement than its weight.
+        TypeError: if `max_norm` is not a number. Also if a gradient is sparse, has a dtype wider than
+            float32, or is a DTensor with another placement than its weight.
         ValueError: if `max_norm` is negative, or `norm_type` is not 2.
-        RuntimeError: if the norm is not finite and `error_if_nonfinite` is set; if `release_gradients` frees
-            the gradients; with `compile=True` if there is no compiler.
+        RuntimeError: if the norm is not finite and `error_if_nonfinite` is set, if `release_gradients` frees
+            the gradients, or if `compile` is True and there is no compiler.
 
     Example:
         >>> p = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))

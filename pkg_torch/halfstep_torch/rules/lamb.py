@@ -1,6 +1,6 @@
 """LAMB as a whole optimizer, and LAMB16: chains under torch's names and arguments, no arithmetic.
 
-Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb16.md`.
+Contract: L3, L4. `docs/lamb16.md` compares `Lamb16` with the published LAMB16.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,14 +26,14 @@ class Lamb(Optimizer):
 
     `chain(scale_by_adam, add_decayed_weights, scale_by_trust_ratio, scale_by_learning_rate,
     round_stochastically)`: all arithmetic in float32; rounds each moment to its dtype, and the weight to its
-    own, once per step. A step moves a parameter by about the share `lr` of its norm, and the decay is part of
-    the update whose norm is taken. `mu_rounding="feedback"`, which recipes have, is "stochastic" here: the
-    norm would count what is fed back too.
+    own, once per step. A step moves a parameter by about `lr` times its norm, and the norm of the update
+    includes the decay. The `mu_rounding="feedback"` of recipes becomes "stochastic" here, because the norm
+    would include the fed-back errors.
 
-    Arguments and errors are those of `AdamW`, with `max_norm` and `exact` of `scale_by_trust_ratio`. Without
-    `max_norm`, steps at a constant rate grow with the weights; None is no bound, as You et al.'s text has it.
-    Under "split8", "split16" and "master" norms too are taken of the float32 weights. Compiled
-    steps have the bits of plain ones, and keep no update.
+    Arguments and errors are as in `AdamW`, with `max_norm` and `exact` of `scale_by_trust_ratio`. With
+    `max_norm=None`, as in the text of You et al., steps at a constant rate grow with the weights. Under
+    "split8", "split16" and "master" the norms are computed from the float32 weights. Compiled steps give the
+    bits of plain steps, and keep no update.
 
     Args:
         bias_correction: present in v1 and the final paper, absent in v3; without decay and `eps` the ratio
@@ -98,12 +98,12 @@ class Lamb16(Optimizer):
     so that a step is proportional to lr^(1 - trust_power). `docs/lamb16.md` has the formats, and why they
     differ from the published code's.
 
-    Arguments and errors are the same as for `Lamb`. The published code has no bias correction. With `exact`
-    the power still differs from JAX's by ulps, but for None.
+    Arguments and errors are the same as for `Lamb`. The published code has no bias correction. Unless
+    `trust_power` is None, the power differs from JAX by ulps even with `exact`.
 
     Args:
-        trust_power: a number in (0, 1), by default as in the published code, or None for LAMB's own ratio.
-            Not 1: the learning rate would cancel, and a schedule do nothing.
+        trust_power: a number in (0, 1), by default as in the published code, or None for LAMB's own ratio. 1
+            is not allowed, because the learning rate would cancel and a schedule would do nothing.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -15,7 +15,7 @@ LEARNING_RATE = functools.partial(
     torch="lr",
     check=functools.partial(check_nonnegative, hint="Use a number >= 0, or maximize=True to ascend."),
 )
-"""Declares a field that the entry `lr` of a param group holds: a number, or a schedule."""
+"""Field for the entry `lr` of a param group, a number or a schedule."""
 
 
 class ScaleByLearningRate(shared.ScaleByLearningRate):
@@ -28,18 +28,18 @@ scale_by_learning_rate = link_of(shared.ScaleByLearningRate)
 
 
 def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0.5) -> Callable[[int], float]:
-    """Return a schedule for `lr`: it rises in a line, and then falls as a power of the count of steps before.
+    """Return a schedule for `lr` that rises linearly, and then falls as a power of the step count.
 
         x = (count + 1) / preheat_steps;  lr min(x, x^decay_power)
 
     Args:
-        lr: the top, which step `preheat_steps` has.
-        preheat_steps: how many steps rise.
-        decay_power: at most 0, which stays at the top; -0.5 is an inverse square root.
+        lr: the peak rate, reached at step `preheat_steps`.
+        preheat_steps: the number of steps that rise.
+        decay_power: a number of at most 0. 0 stays at the peak, and -0.5 is an inverse square root.
 
     Raises:
-        TypeError: for what is no number.
-        ValueError: if one is out of range, or nothing rises.
+        TypeError: if an argument is not a number.
+        ValueError: if an argument is out of range, or `preheat_steps` is 0.
 
     Example:
         >>> schedule = preheat(1e-3, 100)
@@ -47,7 +47,7 @@ def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0
         [1e-05, 0.0005, 0.001, 0.0005]
 
     Source: A. Vaswani et al., "Attention is all you need", NeurIPS 2017, section 5.3, for the powers 1 and
-        -0.5; the arguments are those of adamw_bfloat16's schedule.
+        -0.5; arguments as in the schedule of adamw_bfloat16.
     """
     top, steps = nonnegative("preheat", "lr", lr), nonnegative("preheat", "preheat_steps", preheat_steps)
     fall = nonnegative("preheat", "-decay_power", -decay_power, "Use a power <= 0, such as -0.5.")

@@ -24,7 +24,7 @@ class Lion(Optimizer):
 
     `chain(scale_by_lion, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic
     in float32; rounds the average to its dtype, and the weight to its own, once per step. Arguments and
-    errors are those of `AdamW`; `betas`, `mu_dtype` and `mu_rounding` are as in `scale_by_lion`.
+    errors are as in `AdamW`, but `betas`, `mu_dtype` and `mu_rounding` as in `scale_by_lion`.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -38,7 +38,7 @@ class Orthogonalize(shared.Orthogonalize, Link):
     needs_finite = True
 
     def bind(self, caller: str, h: Values, info: ParamInfo) -> BoundRule | None:
-        """Refuse, by its name, a parameter that is no matrix."""
+        """Bind the rule. Raise ValueError with its name for a parameter that is not a matrix."""
         matrices_of(f"{caller}: '{info.name}'", tuple(info.shape), self.reduction_axis, self.output_axis)
         return super().bind(caller, h, info)
 
@@ -55,7 +55,7 @@ def _links(rule: ScaleByMuon) -> Chain:
 
 
 def _of_factor(caller: str, rule: ScaleByMuon) -> list[Rule]:
-    """Return the link of the factor, and that of normalized rows if asked for."""
+    """Return the link of the factor and, if requested, the link that normalizes rows."""
     factor, rows = rule.of_factor(caller, Orthogonalize)
     return [factor] if rows is None else [factor, checked_rule(rows)]
 
@@ -66,17 +66,17 @@ scale_by_muon = link_of(ScaleByMuon, _links)
 class Muon(Optimizer):
     """Muon for the hidden matrices of a model, AdamW for the rest, with weights of 16 bits or float32.
 
-    Muon steps parameters with two axes, unless the name says embedding or head. AdamW steps all others. The
-    split is printed once. Param groups stay as they are given, and each may hold parameters of both kinds. In
-    a group with `use_muon` True or False all are of one kind. Matrices go through `scale_by_muon`, others
-    through `scale_by_adam`, then decoupled decay, the learning rate and the storage of weights, as in
-    `AdamW`. In float32, with `ns_dtype="bfloat16"`, what Muon steps is `torch.optim.Muon` to within the
-    rounding of its factor. Arguments that are not listed are those of `scale_by_muon` and `AdamW`.
+    Muon updates parameters with two axes, unless the name contains embedding or head. AdamW updates all
+    others. The split is printed once. Param groups are not changed, and each may hold both kinds of
+    parameters. A group with `use_muon` True or False has only one kind. Matrices go through `scale_by_muon`
+    and others through `scale_by_adam`, both then through decoupled decay, the learning rate and weight
+    storage, as in `AdamW`. In float32 with `ns_dtype="bfloat16"`, the matrices match `torch.optim.Muon` to
+    within the rounding of its factor. Arguments not listed are as in `scale_by_muon` and `AdamW`.
 
-    A group has entries for both kinds: `lr`, `weight_decay`, `momentum`, `mu_dtype` of Muon, and `betas`,
-    `nu_dtype`, `adam_eps`, `adam_weight_decay`, `adam_mu_dtype` of AdamW. The learning rate of AdamW is `lr`
-    times `adam_lr_ratio`, so schedulers change both. Where a group with `use_muon=False` is added, `eps`,
-    `mu_dtype` and `mu_rounding` are AdamW's.
+    A group has entries for both kinds: `lr`, `weight_decay`, `momentum`, `mu_dtype` for Muon, and `betas`,
+    `nu_dtype`, `adam_eps`, `adam_weight_decay`, `adam_mu_dtype` for AdamW. The learning rate for AdamW is
+    `lr` times `adam_lr_ratio`, so schedulers change both. In a new group with `use_muon=False`, `eps`,
+    `mu_dtype` and `mu_rounding` set the values for AdamW.
 
     Args:
         params: pairs (name, parameter), or dicts of groups of them.
@@ -89,25 +89,25 @@ class Muon(Optimizer):
             from patterns of names. True is Muon, False AdamW, `MatrixAxes` Muon with these axes, None the
             default.
         mu_rounding: rounding of the momentum: "auto", "stochastic", "nearest" or "nearest_unchecked".
-        adam_lr: the learning rate of AdamW beside `lr`; None: `lr`. A group may have its own, or has the same
-            `adam_lr_ratio`. If `lr` or `adam_lr` is a function, neither follows the other.
+        adam_lr: the learning rate for AdamW, or None for `lr`. A group may set its own, otherwise it has the
+            same `adam_lr_ratio`. If `lr` or `adam_lr` is a function, the two rates are independent.
         betas: decay rates of both moments of `AdamW`.
         adam_eps: `eps` of `AdamW`.
-        adam_weight_decay: decay of the weights updated by AdamW; None: `weight_decay`. A `weight_decay` of a
-            group is for both kinds.
+        adam_weight_decay: decay of the weights updated by AdamW, or None for `weight_decay`. A group's
+            `weight_decay` is for both kinds.
         adam_mu_dtype: `mu_dtype` of `AdamW`.
         adam_mu_rounding: `mu_rounding` of `AdamW`.
         recipe: as in `AdamW`, for the weights updated by AdamW and for `param_storage`. The momentum is then
             `scaled("float16", 128)`, which takes as many bytes as two moments of 8 bits; float32 under
             "full_precision".
-        cautious: of both decays, as in `add_decayed_weights`.
+        cautious: for both decays, as in `add_decayed_weights`.
         compile: as in `Optimizer`. Torch's own matrix products compute the orthogonalization.
         names: as in `Optimizer`. A parameter with two names is tied, and AdamW steps it.
 
     Raises:
         TypeError: if an argument is of a wrong type.
-        ValueError: if one is out of range, parameters have no names, a pattern of `matrices` matches nothing,
-            nothing is left to Muon, or `adam_lr` is a number beside lr=0.
+        ValueError: if an argument is out of range, parameters have no names, a pattern of `matrices` matches
+            nothing, nothing is left to Muon, or `adam_lr` is a number beside lr=0.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -118,7 +118,7 @@ class Muon(Optimizer):
         >>> [sorted(optimizer.state[p]) for p in model[0].parameters()]
         [['momentum_buffer', 'step'], ['exp_avg', 'exp_avg_sq', 'step']]
 
-    Source: as `scale_by_muon`; arguments are those of `torch.optim.Muon`.
+    Source: as `scale_by_muon`, with the arguments of `torch.optim.Muon`.
     """
 
     named = MUON

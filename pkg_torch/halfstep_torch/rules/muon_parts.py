@@ -1,4 +1,4 @@
-"""The chain of `Muon`: links that step matrices, and links of AdamW that step all else of a param group."""
+"""The chain of `Muon`: links for matrices, and links of AdamW for the other parameters of a group."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from halfstep_torch.rules.named import links_of
 from halfstep_torch.weights.weight_storage import with_param_storage
 
 RENAMED = {key: f"adam_{key}" for key in ("eps", "eps_root", "lr", "mu_dtype", "mu_rounding", "weight_decay")}
-"""Entries of AdamW that are called otherwise beside those of Muon."""
+"""Names of AdamW's entries in a group that also has Muon's entries."""
 
 
 class MatrixLink(Link):
@@ -29,9 +29,9 @@ class MatrixLink(Link):
 
     Attributes:
         inner: the link.
-        axes: of the matrices, by leaf name.
-        of_group: the axes of all matrices of a group that has `use_muon=True`.
-        use_muon: of the group; None where `axes` decides.
+        axes: the axes of matrices, by leaf name.
+        of_group: the axes of all matrices in a group with `use_muon=True`.
+        use_muon: the group's `use_muon`, or None if `axes` decides.
     """
 
     inner: Link
@@ -42,7 +42,7 @@ class MatrixLink(Link):
     reads_names = True
 
     def __post_init__(self) -> None:
-        """Take the declarations of the link."""
+        """Copy the declarations of the link."""
         said = ("name", "scope", "seed", "needs_finite")
         vars(self).update({key: getattr(self.inner, key) for key in said})
 
@@ -66,22 +66,22 @@ class MatrixLink(Link):
         return inner.bind(caller, h, info)
 
     def bind_key(self, h: Values) -> tuple:
-        """Return what the rule's `bind` reads."""
+        """Return the values that the rule's `bind` reads."""
         return self.inner.bind_key(h)
 
     def axes_of(self, name: str) -> MatrixAxes | None:
-        """Return the axes of a parameter's matrices; None where AdamW steps it."""
+        """Return the axes of a parameter's matrices, or None if AdamW steps it."""
         if self.use_muon is None:
             return self.axes.get(name)
         return self.of_group if self.use_muon else None
 
 
 class RestLink(MatrixLink):
-    """A link of AdamW, for what Muon does not step.
+    """A link of AdamW, for parameters that Muon does not step.
 
     Attributes:
-        own: entries of its own, with their defaults.
-        own_rate: what its learning rate is, whatever `lr` is; None where it follows `lr`.
+        own: its own entries, with their defaults.
+        own_rate: a learning rate independent of `lr`, or None if it follows `lr`.
     """
 
     own: Arguments
@@ -89,16 +89,16 @@ class RestLink(MatrixLink):
 
     @property
     def entry_fields(self) -> Sequence[Entry]:
-        """The fields of the rule, with the names that they have beside those of Muon."""
+        """The fields of the rule, renamed so that they differ from Muon's."""
         return _renamed(type(self.rule))
 
     @property
     def entries(self) -> Group:
-        """The entries of the rule, but for the rate, and those of its own."""
+        """The entries of the rule except the rate, and its own entries."""
         return {key: x for key, x in super().entries.items() if key != RENAMED["lr"]} | dict(self.own)
 
     def read(self, caller: str, group: Group) -> Values:
-        """Return the values of the fields: rate and decay follow those of Muon unless they have their own."""
+        """Return the values of the fields. Rate and decay follow Muon's unless set for AdamW."""
         decay = group["adam_weight_decay"]
         decay = group["weight_decay"] if decay is None else decay
         return super().read(
@@ -139,17 +139,17 @@ class Multiple:
 
 @dataclasses.dataclass
 class MuonChain:
-    """What makes the chain of a param group of `Muon` from its options.
+    """A function that makes the chain of a `Muon` param group from its options.
 
     Attributes:
-        caller: for messages.
-        given: the arguments, by the names that they have in JAX.
+        caller: the name in messages.
+        given: the arguments, by their JAX names.
         of_factor: the rules of the factor.
-        lr: the learning rate of matrices.
-        adam_lr: that of AdamW; None: `lr`.
-        adam_weight_decay: of AdamW; None: that of matrices.
-        axes: of the parameters that were split.
-        patterns: by which parameters of later groups are split too.
+        lr: the learning rate for matrices.
+        adam_lr: the learning rate for AdamW, or None for `lr`.
+        adam_weight_decay: the decay for AdamW, or None for the decay of matrices.
+        axes: the axes of the parameters split so far.
+        patterns: the argument `matrices`, which also splits later groups.
     """
 
     caller: str
@@ -200,7 +200,7 @@ class MuonChain:
         return float(adam_lr) / float(lr)
 
     def completed(self, group: Mapping) -> Group:
-        """Return a new param group with what its entries say of AdamW."""
+        """Return a new param group, completed with the entries of AdamW."""
         group = dict(group)
         if group.get("use_muon") is False:
             for key, renamed in RENAMED.items():

@@ -1,4 +1,4 @@
-"""The parameters of `Muon`: which of each param group it steps, and which are left to AdamW."""
+"""The split of `Muon`: each param group's parameters for Muon, and for AdamW."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,25 +13,25 @@ from halfstep_torch.leaves.names import leaf_names
 
 OUTPUT_AXIS = 0
 AxesOf = dict[str, MatrixAxes | None]
-"""By leaf name, the axes of a parameter's matrices; None where AdamW steps it."""
+"""Axes of a parameter's matrices by leaf name, or None if AdamW steps it."""
 
 
 def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[Group]:
-    """Return param groups of what `Muon` steps and of what it leaves to AdamW, and print the split once.
+    """Return param groups for Muon and for AdamW, and print the split once.
 
     Args:
         params: pairs (name, parameter).
         matrices: as in `Muon`.
 
     Raises:
-        TypeError: if `matrices` is neither a function nor a mapping, or gives something else.
-        ValueError: if a pattern of it matches nothing, or nothing is left to Muon.
+        TypeError: if `matrices` is neither a function nor a mapping, or gives a wrong type.
+        ValueError: if a pattern in `matrices` matches nothing, or Muon gets no parameter.
 
     Example:
         >>> import torch, halfstep_torch as hs
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8))
         >>> groups = muon_groups(model.named_parameters())
-        >>> groups[1]["weight_decay"] = 0.0  # of what AdamW steps
+        >>> groups[1]["weight_decay"] = 0.0  # for AdamW
         >>> optimizer = hs.Muon(groups, lr=0.02)
 
     Source: ours.
@@ -46,7 +46,7 @@ def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[Group]:
 def split_groups(
     caller: str, params: Iterable, matrices: MatrixChoice, names: list | None
 ) -> tuple[list[Group], AxesOf]:
-    """Return param groups, with names where `use_muon` does not decide, and of these names the axes."""
+    """Return param groups, with names unless `use_muon` decides, and the axes for these names."""
     params = check_params(caller, params)
     listed = list(with_names_found(caller, params) if names is None else params)
     given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
@@ -93,7 +93,7 @@ def _split_by_axes(group: Group, axes: AxesOf) -> list[Group]:
 
 
 def split_new(caller: str, group: Group, names: Mapping, axes: AxesOf, patterns: MatrixChoice) -> Group:
-    """Return a new param group with names, and add those of its parameters to `axes` that are not there."""
+    """Return a new param group with names, and add its new parameters to `axes`."""
     if names or "param_names" in group:
         params = _named(caller, names, {**group, "params": _listed(group)})
     else:
@@ -114,7 +114,7 @@ def _listed(group: Group) -> list:
 
 
 def _named(caller: str, name_of: Mapping, group: Group) -> list[tuple[str, Tensor]]:
-    """Return a group's parameters with their names; raise ValueError for one that has none."""
+    """Return a group's parameters with their names. Raise ValueError if one has no name."""
     params = group["params"]
     if len(group.get("param_names", ())) == len(params):
         bare = [x[1] if isinstance(x, tuple) else x for x in params]

@@ -24,7 +24,7 @@ _OF_OPTIMIZER = ("params", "maximize", "compile", "names", "state_device", "capt
 
 
 class TraceUnlessZero(trace.Trace, Link):
-    """The rule of `trace` in a param group, whose momentum may be 0: then it keeps no sum."""
+    """The rule of `trace` in a param group, without a sum if the momentum is 0."""
 
     name = "trace"
 
@@ -45,7 +45,7 @@ def optimizer_arguments(
     optimizer: type[Optimizer],
     **arguments: Any,  # each is checked by its link
 ) -> Arguments:
-    """Return the arguments of `Optimizer`, from those of a class with `named`, checked by its links."""
+    """Return the arguments of `Optimizer`, given the arguments of a named class, checked by its links."""
     caller, named = optimizer.__name__, named_of(optimizer)
     choices = (*(moment.rounding for moment in named.moments), *named.choices, "param_storage")
     _check_arguments(caller, arguments, {*named.arguments, *choices})
@@ -66,7 +66,7 @@ def _check_arguments(caller: str, arguments: Arguments, own: set[str]) -> None:
 
 
 def named_of(optimizer: type[Optimizer]) -> Named:
-    """Return what a named optimizer is made of."""
+    """Return the declaration of a named optimizer."""
     assert optimizer.named is not None
     return optimizer.named
 
@@ -83,7 +83,7 @@ def by_rates(caller: str, named: Named, arguments: Arguments) -> Arguments:
 
 
 def links_of(named: Named, given: Arguments) -> list[Rule]:
-    """Return the links of a named optimizer, given what their fields are called in JAX."""
+    """Return the links of a named optimizer, given values by their JAX names."""
     links = [(part, _LINKS.get(part.rule, part.rule)) for part in named.parts]
     return [link(**part.fields(inspect.signature(link).parameters, given)) for part, link in links]
 

@@ -23,15 +23,16 @@ class _RecordedOp(rule_check.Recorded, GuardedOp):
 def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
     """Raise an error unless plain steps, a generated kernel and NumPy give a rule's update the same bits.
 
-    On the CPU, on numbers that `docs/new-rule.md` describes. A rule of scope "parameter" has no kernel.
+    It runs on the CPU, on the numbers described in `docs/new-rule.md`. A rule of scope "parameter" has no
+    kernel.
 
     Args:
-        rule: an object, such as `Damped()`.
-        seed: of the numbers.
-        compile: whether a kernel is generated and compared. False needs no C compiler.
+        rule: an instance of a rule, such as `Damped()`.
+        seed: seed of the numbers.
+        compile: whether to generate and compare a kernel. False needs no C compiler.
 
     Raises:
-        ValueError: with the line of `update` that differs, and what it gives.
+        ValueError: if a line of `update` differs. The message has the line and its results.
         RuntimeError: if `compile` is True and there is no C compiler.
 
     Example:

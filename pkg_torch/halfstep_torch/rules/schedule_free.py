@@ -27,7 +27,7 @@ from halfstep_torch.rules.named import optimizer_arguments
 from halfstep_torch.storage.state_dtypes import DType
 
 _TRAINED = "trained"
-"""In a state dict the weights of a parameter at which gradients are computed, where the model has others."""
+"""Key in a state dict for the trained weights of a parameter, present while the model has averages."""
 
 scale_by_schedule_free = link_of(ScaleByScheduleFree)
 
@@ -35,13 +35,13 @@ scale_by_schedule_free = link_of(ScaleByScheduleFree)
 @between_steps
 @torch.no_grad()
 def schedule_free_eval_params(optimizer: Optimizer) -> Weights:
-    """Return the average that schedule-free training has made, in float32: for evaluation and for export.
+    """Return the averaged weights of schedule-free training in float32, for evaluation and export.
 
-    It is each weight, as precisely as it is known, less its lead; the model's weights are to train with.
-    Rounds the difference alone. With DTensors all processes call it together.
+    The average is each weight (with its extra bits, if any) minus its lead. The model's own weights are for
+    training. Only the difference is rounded. With DTensors all processes call it together.
 
     Args:
-        optimizer: an `AdamWScheduleFree`, or an `Optimizer` whose chain has `scale_by_schedule_free`.
+        optimizer: an `AdamWScheduleFree`, or an `Optimizer` with `scale_by_schedule_free` in its chain.
 
     Returns:
         Copies, as `float32_params` returns them.
@@ -88,14 +88,14 @@ class AdamWScheduleFree(Optimizer):
     round_stochastically)`, the first with the bias correction of Adam. All arithmetic is in float32. A step
     rounds the second moment, the lead and the weight to their dtypes, once each.
 
-    The model has the weights at which gradients are computed. `eval()` puts the averaged weights there,
-    rounded to nearest, and keeps the weights that were there. `train()` puts these back, to the bit. Between
-    `eval()` and `train()` the optimizer refuses to step, and `model.state_dict()` has the averaged weights.
-    The optimizer's `state_dict()` then has the others too. So a run goes on from a checkpoint of either time.
+    The model holds the weights at which gradients are computed. `eval()` replaces them by the averaged
+    weights, rounded to nearest, and keeps a copy. `train()` restores the copy, bit for bit. Between `eval()`
+    and `train()`, `step()` raises RuntimeError, `model.state_dict()` has the averaged weights, and the
+    optimizer's `state_dict()` also has the copy. So a run can resume from a checkpoint saved in either mode.
 
-    The first arguments are those of the `schedulefree` package, and `warmup_steps` and `lead_dtype` as in
-    `scale_by_schedule_free`; other arguments and errors are those of `AdamW`. Entries of param groups are
-    `momentum` (betas[0]), `alpha` (betas[1]), `warmup_steps` and those of `AdamW`.
+    The first arguments are as in the `schedulefree` package, `warmup_steps` and `lead_dtype` as in
+    `scale_by_schedule_free`, and other arguments and errors as in `AdamW`. Besides the entries of `AdamW`,
+    param groups have `momentum` (betas[0]), `alpha` (betas[1]) and `warmup_steps`.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -148,13 +148,13 @@ class AdamWScheduleFree(Optimizer):
     def eval(self) -> None:
         """Put the averaged weights into the model, rounded to nearest, for evaluation or export.
 
-        Interrupted, it puts the trained weights back; if that is interrupted too, `train()` does.
+        If interrupted, it restores the trained weights. If that is interrupted too, call `train()`.
         """
-        self.train()  # which may have been interrupted
+        self.train()  # a call before may have been interrupted
         averaged = schedule_free_eval_params(self)
         values = averaged.values() if isinstance(averaged, dict) else averaged
         params = [param for _, _, param in self._named()]
-        # Held before the first weight changes: from here on `train()` knows the weights, whatever happens.
+        # Set before the first weight changes, so that `train()` can restore the weights after any failure.
         self._trained = {param: param.detach().clone() for param in params}
         try:
             for param, value in zip(params, values, strict=True):
@@ -166,15 +166,15 @@ class AdamWScheduleFree(Optimizer):
     @between_steps
     @torch.no_grad()
     def train(self) -> None:
-        """Put the trained weights back, bit for bit. If it is interrupted, call it again."""
+        """Restore the trained weights, bit for bit. If interrupted, call it again."""
         if self._trained is not None:
-            for param, weights in self._trained.items():  # also of one that left its group since
+            for param, weights in self._trained.items():  # also for a parameter since removed from its group
                 local_part(param).copy_(local_part(weights))
             self._trained = None
 
     @between_steps
     def state_dict(self) -> StateDict:
-        """Return the state as `Optimizer` does, after `eval()` also the weights that `train()` puts back."""
+        """Return the state as `Optimizer` does, after `eval()` with the weights that `train()` restores."""
         state_dict = super().state_dict()
         if self._trained is not None:
             state = dict(state_dict["state"])
@@ -189,9 +189,9 @@ class AdamWScheduleFree(Optimizer):
     @between_steps
     @torch.no_grad()
     def load_state_dict(self, state_dict: SavedState) -> None:
-        """Restore as `Optimizer` does; after a state saved in `eval()`, call `train()`.
+        """Restore as `Optimizer` does. If the state was saved after `eval()`, call `train()` then.
 
-        The model's weights are not part of a state dict: load them, too.
+        A state dict does not contain the model's weights, so load them too.
         """
         rest, saved = _without_trained(state_dict)
         trained = None
@@ -208,17 +208,17 @@ class AdamWScheduleFree(Optimizer):
         return {**super().__getstate__(), "_trained": self._trained}
 
     def check_steps(self) -> None:
-        """Refuse to step averaged weights; else as `Optimizer`."""
+        """Raise RuntimeError after `eval()`. Otherwise as `Optimizer`."""
         self._refuse_averaged()
         super().check_steps()
 
     def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
-        """Refuse to read averaged weights as trained ones; else as `Optimizer`."""
+        """Raise RuntimeError after `eval()`, when the weights are averages. Otherwise as `Optimizer`."""
         self._refuse_averaged()
         return super().plans()
 
     def add_param_group(self, param_group: Group) -> None:
-        """Refuse parameters of which `eval()` kept no weights; else as `Optimizer`."""
+        """Raise RuntimeError after `eval()`, which kept no weights of these. Otherwise as `Optimizer`."""
         self._refuse_averaged()
         super().add_param_group(param_group)
 

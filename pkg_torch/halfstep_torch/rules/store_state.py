@@ -24,31 +24,31 @@ def store_state(
     select: Select | None = None,
     seed: Seed = 0,
 ) -> Chain:
-    """Keep what a transform keeps between steps in few bits.
+    """Store the state of a transform in few bits between steps.
 
         s = decode(stored);  u, s <- inner(g, s);  stored <- encode(s)
 
-    Each array is rounded once a step, after `inner`, which sees the dtypes that it made. The update is of the
-    array before it was stored, so the bits are not those of `mu_dtype` or `nu_dtype`. Integers, state of
-    scalar parameters, 8-bit floats, and arrays too small for the format's scales are left alone. `select`
-    leaves out more:
+    Each array is rounded once per step, after `inner`, which gets arrays in its own dtypes. The update is
+    computed from the array before rounding, so the bits differ from `mu_dtype` and `nu_dtype`. Integers, the
+    state of scalar parameters, 8-bit floats, and arrays too small for the format's scales are stored
+    unchanged. `select` excludes more:
 
         store_state(tx, "ufloat16_e7m9", select=lambda name, array: "nu" in name.split("/"))
 
-    A format without a sign stores magnitudes: select second moments for it. One with scales, such as
-    scaled("float8_e4m3fn"), keeps these above zero (contract S4). Freezing is not checked.
+    A format without a sign stores magnitudes, so select second moments for it. A format with scales, such as
+    scaled("float8_e4m3fn"), keeps second moments above zero (contract S4). Freezing is not checked.
 
-    Group entries are those of `inner`. State: the state of `inner` under the same keys, and of `scaled`
-    formats `exp_avg_scale` and the like.
+    Group entries are the same as for `inner`. The state has the keys of `inner` and, for `scaled` formats,
+    keys such as `exp_avg_scale`.
 
     Args:
         inner: a transform, or a chain of them, without a last link that applies updates to the weights.
-        format: a name such as "bfloat16", a torch dtype, or what `scaled` or `codebook` returns.
-        rounding: "stochastic"; or "nearest_unchecked", under which slow averages stand still.
+        format: a name such as "bfloat16", a torch dtype, or a result of `scaled` or `codebook`.
+        rounding: "stochastic", or "nearest_unchecked", with which slow averages freeze.
         select: a function of a name, such as "mu/encoder/weight" (in a chain "0/mu/encoder/weight"), and a
-            meta tensor of the array's shape and dtype. The names are those of the JAX package: `exp_avg` is
+            meta tensor of the array's shape and dtype. The names are as in the JAX package: `exp_avg` is
             "mu", `exp_avg_sq` "nu", `momentum_buffer` "trace".
-        seed: of the random words: see `round_stochastically`.
+        seed: seed of the random words, as in `round_stochastically`.
 
     Raises:
         TypeError: if an argument is of a wrong type.

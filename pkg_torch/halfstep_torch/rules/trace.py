@@ -26,13 +26,13 @@ class SGD(Optimizer):
     float32; rounds the momentum to its dtype, and the weight to its own, once per step. In float32 throughout
     it is `torch.optim.SGD` without dampening to within rounding.
 
-    The other arguments and errors are those of `trace` and of `AdamW`; `nesterov` without a momentum is a
-    ValueError. With a momentum `param_storage` may be "feedback": what rounding weights leaves out goes into
-    the sum (contract A23).
+    The other arguments and errors are as in `trace` and `AdamW`. `nesterov` without a momentum raises
+    ValueError. With a momentum, `param_storage` may be "feedback", which adds the rounding errors of weights
+    to the sum (contract A23).
 
     Args:
         momentum: the decay of `trace`; 0 keeps no sum.
-        dampening: 0.
+        dampening: must be 0.
         weight_decay: L2 decay, added to the gradient.
 
     Example:

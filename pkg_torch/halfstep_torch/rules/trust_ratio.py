@@ -10,7 +10,7 @@ from halfstep_torch.rules.learning_rate import LEARNING_RATE
 
 
 class ScaleByTemperedTrustRatio(shared.ScaleByTemperedTrustRatio, Link):
-    """The rule of `Lamb16`: LAMB's own ratio where `trust_power` is None.
+    """The rule of `Lamb16`, which is LAMB's own ratio if `trust_power` is None.
 
     It reads the entry `lr`, which the link of the learning rate owns.
     """

@@ -18,7 +18,7 @@ class AddDecayedWeights(shared.AddDecayedWeights, Link):
     mask: Mask | None = option(None)
 
     def touches(self, name: str, param: Tensor) -> bool:
-        """Ask the mask."""
+        """Whether the mask selects the parameter."""
         return self.mask is None or bool(self.mask(name, param))
 
     def is_noop(self, h: Values, info: ParamInfo) -> bool:
@@ -35,16 +35,17 @@ def add_decayed_weights(
 ) -> Rule:
     """Add the decay to the update: u + (weight_decay p), p the weight in float32.
 
-    Rounds product and sum to float32, once each. A decay of 0 leaves the update alone. Before
+    Rounds product and sum to float32, once each. A decay of 0 does not change the update. Before
     `scale_by_adam` it is L2 decay, after it decoupled decay. Group entry: `weight_decay`.
 
     Args:
         weight_decay: the rate.
-        mask: a function of a parameter's leaf name ("layer/weight") and the parameter, asked once, that says
-            whether it decays; None: all do. Param groups with `weight_decay=0` do the same.
-        absolute: u - (weight_decay p), a decay that the learning rate does not scale: for a link behind
+        mask: a function of a parameter's leaf name ("layer/weight") and the parameter, called once, that
+            returns whether it decays. With None all decay. Param groups with `weight_decay=0` are an
+            alternative.
+        absolute: u - (weight_decay p), a decay not scaled by the learning rate, for a link after
             `scale_by_learning_rate`.
-        cautious: decay a weight only where its step does not lead it away from 0, by the signs of both.
+        cautious: decay a weight only if its step does not move it away from 0, by the signs of both.
 
     Raises:
         TypeError: if the decay is not a number, or the mask not a function.
