@@ -1,4 +1,4 @@
-"""Adafactor (contract A18, A19): a factored second moment, and steps in units of root mean squares."""
+"""Adafactor (contract A18, A19): a factored second moment, and steps relative to root mean squares."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 def check_power(caller: str, name: str, value: Scalar, number: float) -> None:
-    """Refuse a power of the count outside [0, 1]."""
+    """Raise an error for a power outside [0, 1]."""
     if not 0 <= number <= 1:
         raise ValueError(
             f"{caller}: {name}={value} is outside [0, 1], so that 1 - t^-{name} is no rate of an average. "
@@ -24,7 +24,7 @@ def check_power(caller: str, name: str, value: Scalar, number: float) -> None:
 
 
 def check_threshold(caller: str, name: str, value: Scalar, number: float) -> None:
-    """Refuse a threshold that is not positive; infinity bounds nothing."""
+    """Raise an error unless the threshold is positive. It may be infinite, then nothing is clipped."""
     check_bound(caller, name, value, number, hint="Use a number such as 1.0, or leave the link out.")
     if number == 0:
         raise ValueError(
@@ -34,41 +34,42 @@ def check_threshold(caller: str, name: str, value: Scalar, number: float) -> Non
 
 
 class ScaleByFactoredRms(Rule):
-    """Rescale updates by the root of a second moment that a matrix keeps as one row and one column.
+    """Rescale updates by the root of a factored second moment: a matrix keeps one row and one column of it.
 
-    With t the count of steps less `step_offset`, w = t^-decay_rate, and `axes` the two longest of an array:
+    With t the step count less `step_offset`, w = t^-decay_rate, and the two longest axes of an array:
 
         s = (g g) + epsilon
         row <- ((1 - w) row) + (w mean(s, longest));  col <- ((1 - w) col) + (w mean(s, second))
         root = sqrt(row / max(mean(row, second), floor)) sqrt(col)
         u = g / max(root, floor)
 
-    An array whose second longest axis is shorter than `min_dim_size_to_factor` keeps the whole average. So
-    does every array without `factored`:
+    If the second longest axis is shorter than `min_dim_size_to_factor`, or if `factored` is False, the array
+    keeps the whole average:
 
         nu <- round(((1 - w) nu) + (w s));  root = sqrt(nu)
 
     In float32, each operation rounded once. Means are sums by halves (contract M3), so that the bits are the
     same in both packages, compiled, and on a mesh under `jax.jit`. Rows and columns are always float32.
-    `nu_dtype` and `nu_rounding` are for `nu`, as in `scale_by_adam`. Nearest rounding is refused: w falls
-    without end, so an average in 16 bits would freeze. Where an array keeps one form, the arrays of the other
-    form have one element.
+    `nu_dtype` and `nu_rounding` are for `nu`, as in `scale_by_adam`. Rounding to nearest raises an error,
+    because w falls without end and an average in 16 bits would freeze. The arrays of the form that is not in
+    use have one element.
 
     Optax has no `floor`; torch has no `epsilon` and adds nothing, but has a floor, `eps[0]`. Optax's
     `decay_rate_fn` is left out: write a rule for another decay rate.
 
-    In torch: group entries `decay_rate`, `epsilon`, `floor` and `nu_dtype`; state `row_var`, `col_var` and
-    `variance`. Of a parameter in shards every process gathers the whole, and the bits are the same as in one
-    process. Inside `jax.shard_map` a shard is refused: step under `jax.jit`.
+    In torch, the group entries are `decay_rate`, `epsilon`, `floor` and `nu_dtype`. The state has `row_var`,
+    `col_var` and `variance`. Every process gathers a sharded parameter whole, and the bits are the same as in
+    one process. Inside `jax.shard_map` a shard raises an error. Step under `jax.jit` instead.
 
-    Errors are those of `scale_by_adam`, and ValueError for a power outside [0, 1].
+    Raises the same errors as `scale_by_adam`, and ValueError for a power outside [0, 1].
 
     Example:
         >>> ScaleByFactoredRms(min_dim_size_to_factor=32).name
         'scale_by_factored_rms'
 
     Source: N. Shazeer, M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost", ICML 2018,
-        algorithms 4 and 5; arguments as in Optax. Storage and the order of sums are ours (contract A18).
+        algorithms 4 and 5. The arguments are as in Optax. Storage and the order of sums are ours (contract
+        A18).
     """
 
     scope = "parameter"
@@ -120,17 +121,17 @@ class ScaleByFactoredRms(Rule):
 
     @property
     def whole_shape(self) -> Callable[[Shape], Shape]:
-        """From the shape of a weight to the shape of `nu`."""
+        """Function from a weight's shape to the shape of `nu`."""
         return _shape_of(None, self.factored, self.min_dim_size_to_factor)
 
     @property
     def row_shape(self) -> Callable[[Shape], Shape]:
-        """To the shape of `nu_row`: the longest axis has a size of 1."""
+        """Function from a weight's shape to the shape of `nu_row`, in which the longest axis has size 1."""
         return _shape_of(0, self.factored, self.min_dim_size_to_factor)
 
     @property
     def col_shape(self) -> Callable[[Shape], Shape]:
-        """To the shape of `nu_col`: the second longest axis has a size of 1."""
+        """Function from a weight's shape to the shape of `nu_col`, with size 1 on the second longest axis."""
         return _shape_of(1, self.factored, self.min_dim_size_to_factor)
 
 
@@ -138,11 +139,12 @@ class ClipByBlockRms(Rule):
     """Clip every update by its root mean square: u / max(1, rms(u) / threshold).
 
     rms(u) = sqrt(mean(u u)), a sum by halves (contract M3), so that the bits are the same everywhere. The
-    bound is a product with 1 / threshold, and the update is multiplied by an inverse: each is rounded once.
+    root mean square is multiplied by 1 / threshold, and the update by the inverse of the maximum. Each
+    product is rounded once.
 
-    In torch the group entry is `threshold`. Of a parameter in shards one process gets the whole update.
+    In torch the group entry is `threshold`. If a parameter is sharded, one process gathers the whole update.
 
-    Errors are those of `scale_by_learning_rate`, and ValueError for a threshold that is not positive.
+    Raises the same errors as `scale_by_learning_rate`, and ValueError unless the threshold is positive.
 
     Example:
         >>> ClipByBlockRms(1.0).name
@@ -161,19 +163,19 @@ class ClipByBlockRms(Rule):
         return {"inverse": 1.0 / h.threshold}
 
     def update(self, g, p, n, m, op):
-        """Return the update, or as much of it as the threshold allows."""
+        """Return the clipped update."""
         return op.scaled(g, 1.0 / op.maximum(op.sqrt(op.mean(g * g)) * n.inverse, 1.0))
 
 
 class ScaleByParamBlockRms(Rule):
     """Multiply every update by the root mean square of its weight: max(rms(p), min_scale) u.
 
-    A learning rate is then relative to the size of the weight. rms(p) is that of the weight as the link sees
-    it. Its mean is a sum by halves (contract M3), so the bits are the same everywhere.
+    A learning rate is then relative to the size of the weight. rms(p) is computed from the weight as the link
+    reads it. Its mean is a sum by halves (contract M3), so the bits are the same everywhere.
 
-    In torch the group entry is `min_scale`. Of a parameter in shards every process gathers the whole.
+    In torch the group entry is `min_scale`. Every process gathers a sharded parameter whole.
 
-    Errors are those of `scale_by_learning_rate`.
+    Raises the same errors as `scale_by_learning_rate`.
 
     Example:
         >>> ScaleByParamBlockRms().name
@@ -193,9 +195,10 @@ class ScaleByParamBlockRms(Rule):
 
 
 def inverse_power(t: Number, c: Number, op: NumbersOp) -> Number:
-    """Return t^-c of float32 t >= 1 and c in [0, 1], by roots alone: the same bits everywhere (contract M4).
+    """Return t^-c for float32 t >= 1 and c in [0, 1], with the same bits everywhere (contract M4).
 
-    For every bit 2^-k of c, k from 0 to 24, the root t^(2^-k), correctly rounded, is a factor.
+    It is computed from roots alone. Every bit 2^-k that is set in c, for k from 0 to 24, contributes a
+    factor, the correctly rounded root t^(2^-k).
     """
     root, power = t, 1.0
     for k in range(25):
@@ -203,12 +206,14 @@ def inverse_power(t: Number, c: Number, op: NumbersOp) -> Number:
         power = op.where(bit, power * root, power)
         c = op.where(bit, c - 2.0**-k, c)
         root = op.sqrt(root)
-    # Never below 1; seen through, the inverse of a single root would become another function.
+    # The power is never below 1. The maximum keeps a compiler from turning 1 / sqrt into another function.
     return 1.0 / op.maximum(power, 1.0)
 
 
 def factored_axes(shape: Shape, factored: bool, min_dim_size_to_factor: int) -> tuple[int, int] | None:
-    """Return the longest axis and the second longest, the later of equal ones first; None to keep it whole.
+    """Return the longest and the second longest axis, or None if the array is kept whole.
+
+    If axes have equal sizes, the later axis counts as longer.
 
     Example:
         >>> factored_axes((3, 3, 256, 512), True, 128)
@@ -222,7 +227,10 @@ def factored_axes(shape: Shape, factored: bool, min_dim_size_to_factor: int) -> 
 
 @functools.cache
 def _shape_of(reduced: int | None, factored: bool, min_dim_size_to_factor: int) -> Callable[[Shape], Shape]:
-    """Return the function of shapes of a moment: which of the axes is a mean in it, or None for `nu`."""
+    """Return the shape function of a moment.
+
+    `reduced` is the index in `factored_axes` of the axis along which the moment is a mean, or None for `nu`.
+    """
 
     def shape_of(shape: Shape) -> Shape:
         axes = factored_axes(shape, factored, min_dim_size_to_factor)

@@ -1,4 +1,4 @@
-"""AdamW that rounds its weights itself, and feeds what rounding leaves out into mu (contract A21, P9)."""
+"""AdamW that rounds its weights itself and feeds the rounding errors back into mu (contract A21, P9)."""
 
 import dataclasses
 
@@ -18,9 +18,9 @@ from halfstep.storage.moment_formats import NO_END, Rounding
 
 
 class AdamWFedBack(Rule):
-    """The whole step of AdamW, which rounds weights stochastically, with what rounding leaves out fed back.
+    """AdamW's whole step, which rounds weights stochastically and feeds the rounding errors back into mu.
 
-    With t the count of steps, r_i = 1 / (1 - b_i^t), lr the learning rate, and p the weight:
+    With t the step count, r_i = 1 / (1 - b_i^t), lr the learning rate, and p the weight:
 
         nu <- round((b2 nu) + ((1 - b2) (g g)))
         v = (b1 mu) + ((1 - b1) g);  root = sqrt((nu r2) + eps_root) + eps
@@ -30,17 +30,17 @@ class AdamWFedBack(Rule):
         back = min(1 / max(s, b1 / (1 - b1) peak_lr / 32), K / ulp(p))
         s = sum over k >= 1 of b1^k lr(t + k) / (1 - b1^(t + k))
 
-    In float32, each operation rounded once. Later steps add s times what `mu` has: here e, once. So errors do
-    not add up: after T steps a weight is about one gap from where it would be, in place of sqrt(T / 6) gaps.
-    `mu` is an average of gradients, as AdamW's, and nothing else is kept.
+    In float32, each operation rounded once. Later steps apply an amount in `mu` s times over, so they add e
+    once. Errors do not accumulate: after T steps a weight is about one gap from its exact value, instead of
+    sqrt(T / 6) gaps. `mu` is an average of gradients, as in AdamW, and no other array is kept.
+ Neither bound on `back` depends on e, so that the error fed back has no bias. K is 16, and so an error of one
+    gap moves `mu` by at most 16 times root. If `mu` has 8 bits without a scale, K is 4 sqrt(1 - b2^t), and
+    with 4 bits sqrt(1 - b2^t) / 2, because these codes end at a multiple of sqrt(nu) without bias correction.
+    A schedule gives the rates in s. Without a schedule, the rates are assumed to rise on a line up to
+    `peak_lr`, the largest rate in the run, and peak_lr / 4 replaces peak_lr / 32. With an infinite `peak_lr`
+    no error is fed back.
 
-    Neither bound of `back` depends on e, so that what is fed back is right on average. K is 16 roots. Where
-    `mu` has 8 bits without a scale it is 4 sqrt(1 - b2^t), where it has 4 bits sqrt(1 - b2^t) / 2: such codes
-    end at a multiple of sqrt(nu), without a correction of bias. A schedule gives the rates of s. Where there
-    is none, they are taken to rise on a line up to `peak_lr`, the largest rate of the run, of which then a
-    quarter divides. With an infinite `peak_lr` nothing is fed back.
-
-    Float32 weights are not rounded: their step is AdamW's.
+    Float32 weights are not rounded, and their step is AdamW's.
     """
 
     name = "adamw_fed_back"
@@ -64,7 +64,7 @@ class AdamWFedBack(Rule):
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq", stored_first=True)
 
     def numbers(self, h, t, op):
-        """Return the correction of bias of nu, the rates of averages, of gradients and decay, and `back`."""
+        """Return the bias correction for nu, the rates for averages, gradients and decay, and `back`."""
         then = t + 2 if self.nesterov else t + 1
         r1, r2, r1_next, later = op.unbias((h.b1, t), (h.b2, t), (h.b1, t + 1), (h.b1, then), steps=AHEAD)
         back, more = share_of_errors(h.b1, h, t, op, self.nesterov, later), op.sqrt(r2)
@@ -79,7 +79,7 @@ class AdamWFedBack(Rule):
         }
 
     def update(self, g, p, n, m, op):
-        """Return q - p; w - p where rounding is exact, and -0.0 where q is p."""
+        """Return q - p, which is w - p if rounding is exact and -0.0 if q is p."""
         root = op.sqrt(m.nu.round(op.ema(m.nu.value, g * g, n.b2)) * n.r2 + n.eps_root) + n.eps
         v = op.ema(m.mu.value, g, n.b1)
         step = op.ema(v * n.ahead, g * n.now, n.b1) if self.nesterov else v * n.ahead
@@ -95,21 +95,22 @@ class AdamWFedBack(Rule):
 
 
 class AdamFedBack(AdamWFedBack):
-    """The same without decoupled decay, after L2 decay, which reads a param group's decay."""
+    """The same rule without decoupled decay. An L2 decay in front of it reads the param group's decay."""
 
     name = AdamWFedBack.name
     weight_decay: Scalar = number(0.0, torch=None)
 
 
 def fed_back(caller: str, arguments: Arguments, kind: type[AdamWFedBack] = AdamWFedBack) -> AdamWFedBack:
-    """Return the rule of an alias of Adam or AdamW, from the arguments of the alias.
+    """Return the rule for an alias of Adam or AdamW, from the alias's arguments.
 
     Raises:
-        ValueError: for a mask of the decay or a cautious decay, which the rule has not; as `check_fed_back`.
+        ValueError: for a decay mask or a cautious decay, which the rule does not have, and as in
+            `check_fed_back`.
     """
     check_whole(caller, "feedback", ("mask", "cautious"), arguments)
     check_fed_back(caller, arguments, "mu_rounding")
     fields = {field.name for field in dataclasses.fields(AdamWFedBack)} & arguments.keys()
-    if kind is AdamFedBack:  # decay is L2, and stands in front
+    if kind is AdamFedBack:  # an L2 decay in front of the rule
         fields.discard("weight_decay")
     return kind(**{name: arguments[name] for name in fields})

@@ -1,4 +1,4 @@
-"""AdamW whose weights are kept in codes of 8 bits, and nowhere else (contract A20, P8)."""
+"""AdamW with weights kept only in 8-bit codes (contract A20, P8)."""
 
 import dataclasses
 
@@ -11,13 +11,13 @@ from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import INT8, Rounding
 
 LARGEST = 2.0**20
-"""The bound of `mu`, below the end of integers under a fine scale (contract F14)."""
+"""Bound on `mu`, below the largest integer under a fine scale (contract F14)."""
 
 
 class AdamWInCodes(Rule):
-    """The whole step of AdamW, to weights that it rounds to codes, with what rounding leaves out fed back.
+    """AdamW's whole step, which rounds weights to codes and feeds the rounding errors back into mu.
 
-    With t the count of steps, r_i = 1 / (1 - b_i^t), lr the learning rate, and p the weight:
+    With t the step count, r_i = 1 / (1 - b_i^t), lr the learning rate, and p the weight:
 
         nu <- round((b2 nu) + ((1 - b2) (g g)))
         v = (b1 mu) + ((1 - b1) g);  root = sqrt((nu r2) + eps_root) + eps
@@ -25,12 +25,12 @@ class AdamWInCodes(Rule):
         param <- q = round(w);  e = w - q
         mu <- round(clamp(v - (root (back e)), -2^20, 2^20)),  back as in `AdamWFedBack`, without its gap
 
-    In float32, each operation rounded once. Later steps add what `mu` has, times their rates: here e, once.
-    An error is divided by the rates that come, of which many are below a gap of 8 bits: so `mu` may be large;
-    the clamp is reached at rates below about 1e-9. A bound on e would be a bias, because stochastic errors of
-    w are small in one direction and large in the other direction.
+    In float32, each operation rounded once. Later steps add `mu` times their learning rates, and so add e
+    once. An error is divided by the coming rates, which are often below an 8-bit gap, so `mu` may be large.
+    The clamp is reached at rates below about 1e-9. A bound on e would cause a bias, because the stochastic
+    error in w is small in one direction and large in the other direction.
 
-    The update leads from p to q: the float32 weights of the model are the numbers of the codes.
+    The update leads from p to q, so that the model's float32 weights equal the decoded codes.
     """
 
     name = "adamw_in_codes"
@@ -55,7 +55,7 @@ class AdamWInCodes(Rule):
     param = moment(copies_weights=True)
 
     def __post_init__(self) -> None:
-        """Refuse other roundings of weights: errors of nearest are no noise, and feedback is not enough."""
+        """Raise an error for a rounding to nearest, because its errors are not noise."""
         if self.param_rounding in ("nearest", "nearest_unchecked", "auto"):
             raise ValueError(
                 f"{self.name}: param_rounding={self.param_rounding!r} loses small updates (distance 0.24 "
@@ -63,7 +63,7 @@ class AdamWInCodes(Rule):
             )
 
     def numbers(self, h, t, op):
-        """Return the correction of bias of nu, the rates of averages and decay, and that of errors."""
+        """Return the bias correction for nu, the rates for averages and decay, and the factor for errors."""
         r1, r2, later = op.unbias((h.b1, t), (h.b2, t), (h.b1, t + 1), steps=AHEAD)
         return {
             "r2": r2,
@@ -73,7 +73,7 @@ class AdamWInCodes(Rule):
         }
 
     def update(self, g, p, n, m, op):
-        """Return q - p; w - p where rounding is exact, and -0.0 where q is p."""
+        """Return q - p, which is w - p if rounding is exact and -0.0 if q is p."""
         root = op.sqrt(m.nu.round(op.ema(m.nu.value, g * g, n.b2)) * n.r2 + n.eps_root) + n.eps
         v = op.ema(m.mu.value, g, n.b1)
         down = (v * n.ahead) / root + n.decayed * p
@@ -84,10 +84,10 @@ class AdamWInCodes(Rule):
 
 
 def in_codes(caller: str, arguments: Arguments) -> AdamWInCodes:
-    """Return the rule of an alias of AdamW, from the arguments of the alias.
+    """Return the rule for an alias of AdamW, from the alias's arguments.
 
     Raises:
-        ValueError: for a mask of the decay, a cautious decay, or Nesterov's momentum, which the rule has not.
+        ValueError: for a decay mask, a cautious decay, or Nesterov's momentum, none of which the rule has.
     """
     check_whole(caller, "int8", ("mask", "nesterov", "cautious"), arguments)
     fields = {field.name for field in dataclasses.fields(AdamWInCodes)} & arguments.keys()

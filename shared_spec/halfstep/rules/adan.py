@@ -10,7 +10,7 @@ from halfstep.storage.moment_formats import Rounding
 class ScaleByAdan(Rule):
     """Rescale updates by Adan: Adam with an average of the differences between gradients.
 
-    With t the count of steps, d the gradient less the last gradient as it was stored (0 at t = 1), and
+    With t the step count, d the gradient less the last stored gradient (0 at t = 1), and
     r_i = 1 / (1 - b_i^t):
 
         grad <- round(g)
@@ -19,27 +19,28 @@ class ScaleByAdan(Rule):
         diff <- round((b2 diff) + ((1 - b2) d))
         u = ((mu r1) + (b2 (diff r2))) / (sqrt(nu r3) + eps)
 
-    All in float32, each operation rounded once; u reads what was stored. Errors are those of `scale_by_adam`.
+    All in float32, each operation rounded once. u is computed from the stored arrays. Raises the same errors
+    as `scale_by_adam`.
 
     Args:
-        b1: decay rate of the average of gradients.
-        b2: decay rate of the average of differences.
-        b3: decay rate of the average of squares.
-        eps: added to the root.
-        mu_dtype: format of the average of gradients, as in `scale_by_adam`.
-        diff_dtype: format of the average of differences, as `mu_dtype`.
-        nu_dtype: format of the average of squares, as in `scale_by_adam`.
-        grad_dtype: format of the last gradient, as `mu_dtype`.
-        mu_rounding: rounding of the three signed arrays, as in `scale_by_adam`.
-        nu_rounding: rounding of the average of squares, as in `scale_by_adam`.
-        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
+        b1: decay rate for mu, the average gradient.
+        b2: decay rate for diff, the average difference.
+        b3: decay rate for nu, the average square.
+        eps: number added to the root.
+        mu_dtype: format of mu, as in `scale_by_adam`.
+        diff_dtype: format of diff, with the same choices as `mu_dtype`.
+        nu_dtype: format of nu, as in `scale_by_adam`.
+        grad_dtype: format of the last gradient, with the same choices as `mu_dtype`.
+        mu_rounding: rounding for the three signed arrays, as in `scale_by_adam`.
+        nu_rounding: rounding for nu, as in `scale_by_adam`.
+        seed: seed for the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:
         >>> ScaleByAdan(nu_dtype="bfloat16").name
         'scale_by_adan'
 
-    Source: X. Xie et al., "Adan", arXiv:2208.06677, algorithm 1, with rates written as 1 - b; Optax 0.2.8 has
-        1 - b2 for b2 before the difference. Storage and rounding are ours (contract A11, F).
+    Source: X. Xie et al., "Adan", arXiv:2208.06677, algorithm 1, with rates written as 1 - b. Optax 0.2.8
+        multiplies the difference by 1 - b2 instead of b2. Storage and rounding are ours (contract A11, F).
     """
 
     b1: Scalar = decay_rate(0.98, torch="betas[0]")
@@ -59,12 +60,12 @@ class ScaleByAdan(Rule):
     grad = moment(rounding="mu_rounding", torch="last_grad")
 
     def numbers(self, h, t, op):
-        """Return the inverse bias corrections, and 0 at the first step, which has no difference."""
+        """Return the inverse bias corrections, and `later`, which is 0 at the first step and 1 after it."""
         r1, r2, r3 = op.unbias((h.b1, t), (h.b2, t), (h.b3, t))
         return {"r1": r1, "r2": r2, "r3": r3, "later": op.float32(t > 1)}
 
     def update(self, g, p, n, m, op):
-        """Return ((mu r1) + (b2 (diff r2))) / (sqrt(nu r3) + eps), of the averages as stored."""
+        """Return ((mu r1) + (b2 (diff r2))) / (sqrt(nu r3) + eps), from the stored averages."""
         d = n.later * (g - m.grad.value)
         m.grad.round(g)
         ahead = g + n.b2 * d

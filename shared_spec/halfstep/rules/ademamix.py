@@ -8,34 +8,34 @@ from halfstep.storage.moment_formats import Rounding
 
 
 class ScaleByAdemamix(Rule):
-    """Rescale updates by AdEMAMix: Adam with a second, much slower average of gradients.
+    """Rescale updates by AdEMAMix: Adam with a second, much slower gradient average.
 
-    With t the count of steps and r_i = 1 / (1 - b_i^t):
+    With t the step count and r_i = 1 / (1 - b_i^t):
 
         nu <- round((b2 nu) + ((1 - b2) (g g)))
         mu <- round((b1 mu) + ((1 - b1) g))
         slow <- round((b3 slow) + ((1 - b3) g))
         u = ((mu r1) + (alpha slow)) / (sqrt((nu r2) + eps_root) + eps)
 
-    All in float32, each operation rounded once; u reads what was stored. At b3 = 0.9999 an average rounded to
-    nearest in 8 bits, or in bfloat16, freezes. By default `slow` is rounded stochastically and moves. Errors
-    are those of `scale_by_adam`.
+    All in float32, each operation rounded once. u is computed from the stored arrays. At b3 = 0.9999 an
+    average rounded to nearest in 8 bits, or in bfloat16, freezes. By default `slow` is rounded stochastically
+    and moves. Raises the same errors as `scale_by_adam`.
 
     Args:
-        b1: decay rate of the fast average.
-        b2: decay rate of the second moment.
-        b3: decay rate of the slow average, a number.
-        alpha: weight of the slow average. In JAX it may be a function of the count, as the paper warms it up;
-            in torch it is an entry of the group.
-        eps: added to the root.
-        eps_root: added under the root.
-        mu_dtype: format of the fast average, as in `scale_by_adam`.
-        slow_dtype: format of the slow average, as `mu_dtype`.
-        nu_dtype: format of the second moment, as in `scale_by_adam`.
-        mu_rounding: rounding of the fast average, as in `scale_by_adam`.
-        slow_rounding: rounding of the slow average, as `mu_rounding`.
-        nu_rounding: rounding of the second moment, as in `scale_by_adam`.
-        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
+        b1: decay rate for mu, the fast average.
+        b2: decay rate for nu, the second moment.
+        b3: decay rate for the slow average, a number.
+        alpha: weight for the slow average. In JAX it may be a function of the count, because the paper warms
+            it up. In torch it is a group entry.
+        eps: number added to the root.
+        eps_root: number added under the root.
+        mu_dtype: format of mu, as in `scale_by_adam`.
+        slow_dtype: format of the slow average, with the same choices as `mu_dtype`.
+        nu_dtype: format of nu, as in `scale_by_adam`.
+        mu_rounding: rounding for mu, as in `scale_by_adam`.
+        slow_rounding: rounding for the slow average, with the same choices as `mu_rounding`.
+        nu_rounding: rounding for nu, as in `scale_by_adam`.
+        seed: seed for the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:
         >>> ScaleByAdemamix(slow_dtype="bfloat16").name
@@ -63,12 +63,12 @@ class ScaleByAdemamix(Rule):
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq")
 
     def numbers(self, h, t, op):
-        """Return the inverse bias corrections; the slow average has none."""
+        """Return the inverse bias corrections for mu and nu. The slow average is not corrected."""
         r1, r2 = op.unbias((h.b1, t), (h.b2, t))
         return {"r1": r1, "r2": r2}
 
     def update(self, g, p, n, m, op):
-        """Return ((mu r1) + (alpha slow)) / (sqrt((nu r2) + eps_root) + eps), of the averages as stored."""
+        """Return ((mu r1) + (alpha slow)) / (sqrt((nu r2) + eps_root) + eps), from the stored averages."""
         v = m.nu.round(op.ema(m.nu.value, g * g, n.b2))
         fast = m.mu.round(op.ema(m.mu.value, g, n.b1))
         slow = m.slow.round(op.ema(m.slow.value, g, n.b3))

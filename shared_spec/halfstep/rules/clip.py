@@ -9,33 +9,32 @@ from halfstep.rule import Rule, number
 class ClipByGlobalNorm(Rule):
     """Scale all updates so that their norm is at most `max_norm`.
 
-        u <- (max_norm / norm) u   where norm > max_norm
+        u <- (max_norm / norm) u   if norm > max_norm
 
-    Norm, quotient and product are float32, each operation rounded once, whatever the dtype of the updates.
-    Updates whose norm is not above `max_norm` are passed on as they are, in float32. In place of
-    `optax.clip_by_global_norm`, which adds squares in the dtype of the updates: of 1000 equal leaves in
-    bfloat16 it sees half the norm.
+    Norm, quotient and product are float32, each operation rounded once, whatever the updates' dtype. Updates
+    with a norm of at most `max_norm` are returned unchanged, in float32. Use the link instead of
+    `optax.clip_by_global_norm`, which adds squares in the updates' dtype: for 1000 equal bfloat16 leaves it
+    computes half the norm.
 
-    Finite updates are clipped whatever their norm, which may be above float32's largest number. A norm of NaN
-    makes every update NaN; an infinite update makes the others 0, and itself NaN.
+    Finite updates are clipped even if their norm is above float32's largest number. A NaN norm makes every
+    update NaN. An infinite update makes the other updates 0, and itself NaN.
 
-    In torch it is the first link of a chain. The norm is that of the gradients of all parameters of the
-    optimizer. It is read on the host once per step, but stays on a GPU that has kernels, for gradients of one
-    dtype. The gradients stay as they are. Shards exchange words once for all gradients together, with `exact`
-    twice.
+    In torch it is the first link in a chain. The norm is computed over all gradients in the optimizer. It is
+    read on the host once per step, but stays on a GPU that has kernels if all gradients have one dtype. The
+    gradients are not modified. Shards exchange words once for all gradients together, with `exact` twice.
 
     Args:
-        max_norm: the largest norm that is left as it is; a number >= 0, or in JAX a float32 scalar array.
-        exact: add integers, so that the norm has the same bits in any order, on any number of devices and in
-            either framework (contract N2). Updates are read twice. On a CPU it takes some 20 times the time
-            in JAX, 5 times in torch.
-        axis_names: of JAX alone. Inside `jax.shard_map`, the mesh axes over which updates are cut; () where
-            every device has them whole. Of no effect elsewhere: under `jax.jit` a sharded array is a whole
-            one.
+        max_norm: the largest norm that is not clipped, a number >= 0, or in JAX a float32 scalar array.
+        exact: whether to add integers, so that the norm has the same bits in any order, on any number of
+            devices and in either framework (contract N2). Updates are read twice. On a CPU it takes some 20
+            times the time in JAX, 5 times in torch.
+        axis_names: only in JAX. Inside `jax.shard_map`, the mesh axes over which updates are sharded, or ()
+            if every device has whole updates. Outside it they have no effect, because under `jax.jit` a
+            sharded array is a whole array.
 
     Raises:
-        TypeError: if `max_norm` is no number.
-        ValueError: if it is negative; inside `jax.shard_map` without `axis_names`.
+        TypeError: if `max_norm` is not a number.
+        ValueError: if `max_norm` is negative, or inside `jax.shard_map` without `axis_names`.
 
     Example:
         >>> import halfstep_jax, halfstep_torch as hs, jax.numpy as jnp
