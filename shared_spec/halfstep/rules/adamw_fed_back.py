@@ -33,12 +33,13 @@ class AdamWFedBack(Rule):
     In float32, each operation rounded once. Later steps apply an amount in `mu` s times over, so they add e
     once. Errors do not accumulate: after T steps a weight is about one gap from its exact value, instead of
     sqrt(T / 6) gaps. `mu` is an average of gradients, as in AdamW, and no other array is kept.
- Neither bound on `back` depends on e, so that the error fed back has no bias. K is 16, and so an error of one
-    gap moves `mu` by at most 16 times root. If `mu` has 8 bits without a scale, K is 4 sqrt(1 - b2^t), and
-    with 4 bits sqrt(1 - b2^t) / 2, because these codes end at a multiple of sqrt(nu) without bias correction.
-    A schedule gives the rates in s. Without a schedule, the rates are assumed to rise on a line up to
-    `peak_lr`, the largest rate in the run, and peak_lr / 4 replaces peak_lr / 32. With an infinite `peak_lr`
-    no error is fed back.
+
+    Neither bound on `back` depends on e, so that the error fed back has no bias. K is 16, and so an error of
+    one gap moves `mu` by at most 16 times root. If `mu` has 8 bits without a scale, K is 4 sqrt(1 - b2^t),
+    and with 4 bits sqrt(1 - b2^t) / 2, because these codes end at a multiple of sqrt(nu) without bias
+    correction. A schedule gives the rates in s. Without a schedule, the rates are assumed to rise on a line
+    up to `peak_lr`, the largest rate in the run, and peak_lr / 4 replaces peak_lr / 32. With an infinite
+    `peak_lr` no error is fed back.
 
     Float32 weights are not rounded, and their step is AdamW's.
     """

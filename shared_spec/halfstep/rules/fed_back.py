@@ -1,4 +1,4 @@
-"""What rules share that round weights themselves and feed what this leaves out into a moment (P9)."""
+"""Functions for rules that round weights themselves and feed the errors back into a moment (P9)."""
 
 from collections.abc import Iterable
 
@@ -8,22 +8,22 @@ from halfstep.op import NumbersOp, Op
 
 AHEAD_BITS = 7
 AHEAD = 2**AHEAD_BITS
-"""How many coming rates are read; the last one stays after these."""
+"""Number of coming rates that are read. The last rate is assumed to stay after them."""
 TINY = 2.0**-100  # in place of a rate of 0, which divides nothing
 _SMALLEST = 2.0**-20  # of decay rates, so that no power is subnormal
 MOST = 4
-"""A power of two: how many times its unit an error of one gap moves a moment by at most."""
-_OF_PEAK, _OF_PEAK_UNKNOWN = 1 / 32, 1 / 4  # the least that divides, where rates are known or not
+"""Exponent k: an error of one gap moves a moment by at most 2^k times its unit."""
+_OF_PEAK, _OF_PEAK_UNKNOWN = 1 / 32, 1 / 4  # the least divisor, if the rates are known or not
 _ROSE = 8
 
 
 def share_of_errors(
     rate: Number, h: Numbers, t: Count, op: NumbersOp, nesterov: bool, unbias: Number | None = None
 ) -> Number:
-    """Return 1 / s, s what later steps make of 1 in a moment of this decay rate (contract A21).
+    """Return 1 / s, where later steps add s to a weight for each 1 in the moment (contract A21).
 
-    With `unbias`, the corrections of bias of these steps, s = sum_k rate^k lr(t + k) unbias_k. Where no
-    schedule gives the rates, they rise from 0 on a line, through that of this step, up to the largest.
+    With `unbias`, the bias corrections at the later steps, s = sum_k rate^k lr(t + k) unbias_k. Without a
+    schedule, the rates are assumed to rise from 0 on a line through the current rate, up to the largest rate.
     """
     rates, of_peak = op.coming("learning_rate", AHEAD), _OF_PEAK
     if rates is None:
@@ -35,12 +35,12 @@ def share_of_errors(
     total = later * _discounted(rates if unbias is None else rates * unbias, b, op)
     least = (later / (1 - b)) * (h.peak_lr * of_peak)
     most = op.maximum(total, least)
-    # A rate of 0 whose rise is not known: nothing that is stored now would come back in proportion.
+    # If the rate is 0 and its rise is unknown, an error stored now would not come back in proportion.
     return op.float32(most > 0) / op.maximum(most, TINY)
 
 
 def _discounted(x: Number, b: Number, op: NumbersOp) -> Number:
-    """Return the sum of b^k x_k, whose last x stays for ever: by pairs, and pairs of these."""
+    """Return the infinite sum over b^k x_k, in which the last x repeats. It is added by pairs."""
     last, power = x, b
     for _ in range(AHEAD_BITS):
         even, odd = op.halves(x)
@@ -51,9 +51,9 @@ def _discounted(x: Number, b: Number, op: NumbersOp) -> Number:
 
 
 def rate_that_rose(rate: float, largest: float, way_out: str) -> str:
-    """Return what a rate means that is far above the largest one known before; "" up to 8 times of it.
+    """Return a warning if a rate is more than 8 times the largest rate known before, else "".
 
-    Errors were divided by what was known, and come back times the rates that follow.
+    Errors were divided by the known rates, and come back multiplied by the rates that follow.
     """
     if not 0 < largest * _ROSE < rate:
         return ""
@@ -66,13 +66,13 @@ def rate_that_rose(rate: float, largest: float, way_out: str) -> str:
 
 
 def emitted(p: Number, down: Number, w: Number, q: Number, op: Op) -> Number:
-    """Return q - p; -down where nothing is left out of w = p - down; -0.0 where q is p."""
-    # Where q is p, p - q is 0.0; p + 0.0, because of -0.0 less 0.0 it would be -0.0. Triton's -x is 0 - x.
+    """Return q - p, which is -down if w = p - down was rounded exactly and -0.0 if q is p."""
+    # If q is p, p - q is 0.0. p + 0.0 is used because -0.0 - 0.0 is -0.0. Triton's -x is 0 - x.
     return op.where(q == w, down, (p + 0.0) - q) * -1.0
 
 
 def check_kept(caller: str, name: str, value: Scalar, number: float) -> None:
-    """Refuse a decay rate of 0 beside what `check_decay_rate` refuses: errors are divided by it."""
+    """Raise an error for a decay rate of 0, by which errors are divided, and as in `check_decay_rate`."""
     check_decay_rate(caller, name, value, number)
     if number == 0:
         raise ValueError(
@@ -82,7 +82,7 @@ def check_kept(caller: str, name: str, value: Scalar, number: float) -> None:
 
 
 def check_whole(caller: str, storage: str, names: Iterable[str], arguments: Arguments) -> None:
-    """Refuse arguments of links that are not there: one rule takes the whole step."""
+    """Raise an error for arguments that belong to other links, because one rule is the whole step."""
     for name in names:
         if arguments.get(name):
             raise ValueError(
@@ -92,15 +92,15 @@ def check_whole(caller: str, storage: str, names: Iterable[str], arguments: Argu
 
 
 def check_fed_back(caller: str, arguments: Arguments, rounding: str) -> None:
-    """Refuse the rounding "feedback" of a moment: its update needs what is stored, and that comes later.
+    """Raise an error for a moment with rounding "feedback", whose update needs the moment as stored.
 
     Args:
-        caller: for messages.
-        arguments: of an optimizer.
-        rounding: the argument that says how the moment is rounded.
+        caller: name for messages.
+        arguments: arguments of an optimizer.
+        rounding: name of the argument with the moment's rounding.
 
     Raises:
-        ValueError: for that rounding.
+        ValueError: if the rounding is "feedback", because the rule steps before it stores.
     """
     if arguments[rounding] == "feedback":
         raise ValueError(

@@ -9,21 +9,20 @@ from halfstep.rule import Rule, number, option
 class ScaleByLearningRate(Rule):
     """Multiply updates by minus the learning rate: (-learning_rate) u, or learning_rate u.
 
-    In float32, rounded once. (Optax's own link does the same, but a compiler may fuse its product with a sum
-    that follows.)
+    The product is float32, rounded once. (Optax's own link computes the same product, but a compiler may fuse
+    it with a sum that follows.)
 
-    The learning rate is a number >= 0 or a schedule, called with the count of steps before this one. In JAX
-    it may also be a float32 scalar array, in torch a tensor of one element (float32 or float64, read at every
-    step). `flip_sign` is True to descend.
+    The learning rate is a number >= 0 or a schedule, called with the number of steps before the current step.
+    In JAX it may also be a float32 scalar array, in torch a tensor with one element (float32 or float64, read
+    at every step). `flip_sign` is True to descend.
 
-    The group entry in torch is `lr`. For a schedule it shows the rate of the last step (before the first
-    step, of the first), for loggers and state dicts. A 0 that is written there is used until it is changed.
-    Any other number that is written there, as by `torch.optim.lr_scheduler`, changes nothing, and the log
-    says so once.
+    The group entry in torch is `lr`. For a schedule it shows the rate at the last step (before the first
+    step, the first rate), for loggers and state dicts. A 0 written to the entry is used until it is changed.
+    Any other number written to it, as by `torch.optim.lr_scheduler`, is ignored, with one line in the log.
 
     Raises:
-        TypeError: if the learning rate is none of these.
-        ValueError: if it is negative, infinite or NaN.
+        TypeError: if the learning rate has another type.
+        ValueError: if the learning rate is negative, infinite or NaN.
 
     Example:
         >>> import halfstep_jax, halfstep_torch as hs, jax.numpy as jnp
@@ -45,7 +44,7 @@ class ScaleByLearningRate(Rule):
     flip_sign: bool = option(True)
 
     def numbers(self, h, t, op):
-        """Return the rate with its sign."""
+        """Return the learning rate with its sign."""
         return {"learning_rate": -h.learning_rate if self.flip_sign else h.learning_rate}
 
     def update(self, g, p, n, m, op):

@@ -12,17 +12,17 @@ from halfstep.storage.moment_formats import Rounding
 class ScaleByLion(Rule):
     """Replace updates by the sign of their average, the average kept in 4 to 32 bits.
 
-    With m the average as it was stored at the step before:
+    With m the average stored at the previous step:
 
         u = sign((b1 m) + ((1 - b1) g))
         m <- store((b2 m) + ((1 - b2) g))
 
-    All in float32, whatever the dtype of `g`, each operation rounded once. Rounds m to its dtype, once. u is
-    1, -1, +0 for a zero of either sign, and NaN for NaN.
+    All operations are in float32, whatever the dtype of `g`, and each is rounded once. m is rounded to its
+    dtype once. u is 1, -1, +0 for a zero of either sign, and NaN for NaN.
 
-    `b1` is the rate of the average whose sign is taken, `b2` of the average that is kept, in a `mu_dtype`
-    with a sign. The other arguments and errors are those of `scale_by_adam`. In torch, entries of param
-    groups are `betas` and `mu_dtype`; the state is `exp_avg`, and of formats with scales `exp_avg_scale`.
+    `b1` is the decay rate in u, and `b2` the decay rate in m, which needs a signed `mu_dtype`. The other
+    arguments and errors are the same as in `scale_by_adam`. In torch, entries of param groups are `betas` and
+    `mu_dtype`. The state has `exp_avg`, and for formats with scales `exp_avg_scale`.
 
     Example:
         >>> import halfstep_jax, halfstep_torch as hs, optax
@@ -42,6 +42,6 @@ class ScaleByLion(Rule):
     mu = moment(rate="b2", torch="exp_avg")
 
     def update(self, g, p, n, m, op):
-        """Return the sign of the average of rate b1, and keep the average of rate b2."""
+        """Return the sign of the average with rate b1, and keep the average with rate b2."""
         m.mu.round(op.ema(m.mu.value, g, n.b2))
         return op.sign(op.ema(m.mu.value, g, n.b1))

@@ -20,9 +20,9 @@ from halfstep.storage.formats import DType
 from halfstep.storage.moment_formats import Rounding
 
 Axes = int | tuple[int, ...] | None
-"""One axis, several, or those that an array of two axes has."""
+"""One axis, several axes, or None for an array with two axes."""
 NS_COEFFS = (3.4445, -4.7750, 2.0315)
-"""Jordan's: one step takes a singular value x to about 3.4 x near 0, and keeps it within 0.7 to 1.2 later."""
+"""Jordan's coefficients. A step maps a small singular value x to about 3.4 x, later steps to 0.7 to 1.2."""
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -38,10 +38,10 @@ NAMED_COEFFS: dict[str, Callable[[int], tuple]] = {
     "deepseek_v4": lambda steps: ((NS_COEFFS,) * (steps - 2) + ((2.0, -1.5, 0.5),) * 2)[-steps:],
     "polar_express": lambda steps: (*_SAFE, *((1.875, -1.25, 0.375),) * MOST_STEPS)[:steps],
 }
-"""The rows of some steps, by name.
+"""Functions from the number of steps to a row of coefficients per step, by name.
 
-Sources: K. Jordan et al., "Muon", 2024. DeepSeek-V4 as MaxText has it: of 10 steps two end at values of 1. N.
-Amsel et al., "The Polar Express", arXiv:2505.16932, algorithm 1, with its safety factor of 1.01.
+Sources: K. Jordan et al., "Muon", 2024. DeepSeek-V4 as in MaxText, where the last two steps lead to values of
+1. N. Amsel et al., "The Polar Express", arXiv:2505.16932, algorithm 1, with its safety factor of 1.01.
 """
 NS_DTYPES = ("float32", "bfloat16")
 SCALES = ("original", "consistent_rms", None)
@@ -53,7 +53,7 @@ Factor = TypeVar("Factor", bound="Orthogonalize")
 
 
 class MuonMomentum(Rule):
-    """The momentum of `scale_by_muon`: an average, one step ahead where `nesterov` is set."""
+    """The momentum of `scale_by_muon`: an average, one step ahead with `nesterov`."""
 
     name = "scale_by_muon"
 
@@ -66,14 +66,14 @@ class MuonMomentum(Rule):
     mu = _MOMENTUM
 
     def numbers(self, h, t, op):
-        """Return the inverse bias corrections of Optax's form; none of torch's."""
+        """Return the inverse bias corrections in Optax's form. Torch's form has none."""
         if not self.bias_correction:
             return {}
         r1, r1_next = op.unbias((h.beta, t), (h.beta, t + 1))
         return {"r1": r1, "r1_next": r1_next}
 
     def update(self, g, p, n, m, op):
-        """Return (beta mu) + ((1 - beta) g), of the average as stored; without `nesterov` that average."""
+        """Return (beta mu) + ((1 - beta) g) from the stored average, or without `nesterov` the average."""
         mu = m.mu.round(op.ema(m.mu.value, g, n.beta))
         if not self.nesterov:
             return mu * n.r1 if self.bias_correction else mu
@@ -83,7 +83,7 @@ class MuonMomentum(Rule):
 
 
 class OfMatrices(Rule):
-    """Base of rules that see an array as matrices."""
+    """Base class for rules that treat an array as a stack of matrices."""
 
     scope = "parameter"
 
@@ -92,21 +92,21 @@ class OfMatrices(Rule):
 
     @property
     def trial_shape(self) -> tuple[int, ...]:
-        """A shape that has the axes which are declared."""
+        """A shape with the declared axes."""
         axes = [*axes_of(self.reduction_axis), *axes_of(self.output_axis)]
         return (2,) * max(2, *(max(axis + 1, -axis) for axis in axes))
 
     def axes_read(self, ndim: int) -> Iterable[int]:
-        """Return the axes that span matrices: along others there are further matrices."""
+        """Return the axes that span matrices. The other axes count matrices."""
         if self.reduction_axis is None:
             return range(ndim)
         return [axis % ndim for axis in (*axes_of(self.reduction_axis), *axes_of(self.output_axis))]
 
 
 class Orthogonalize(OfMatrices):
-    """Replaces every matrix by its factor, times a number that its shape gives.
+    """Replace every matrix by its factor, times a number computed from its shape.
 
-    A framework gives `factor`, from an array and its `Matrices`, and the axis of outputs of its layers.
+    A framework implements `factor` and sets `usual_output_axis`, the output axis of its layers.
     """
 
     usual_output_axis: ClassVar[int]
@@ -121,19 +121,19 @@ class Orthogonalize(OfMatrices):
     scale: str | None = "original"
 
     def factor(self, x: Array, matrices: "Matrices") -> Array:
-        """Return the Newton-Schulz factor of every matrix of an array, in its shape."""
+        """Return the Newton-Schulz factor of every matrix, in the shape of the array."""
         raise NotImplementedError
 
     def update(self, g, p, n, m, op):
-        """Return the factor of g, times the scale: one product, rounded once (contract A14)."""
+        """Return the factor of g times the scale, one product, rounded once (contract A14)."""
         matrices = matrices_of(self.name, g.shape, self.reduction_axis, self.output_axis)
         return op.apply(lambda x: self.factor(x, matrices), g) * float(shape_scale(self.scale, matrices))
 
 
 class NormalizeRows(OfMatrices):
-    """Behind the factor: makes the rows of a matrix, an output each, as long as each other in the mean.
+    """Bring the rows of a factor, one per output, to the same mean length.
 
-    A row is divided by the root of an average of its mean square; then the matrix gets its norm back.
+    A row is divided by the root of an average of its mean square. Then the matrix is scaled back to its norm.
     """
 
     name = "normalize_rows"
@@ -146,7 +146,7 @@ class NormalizeRows(OfMatrices):
     )
 
     def update(self, g, p, n, m, op):
-        """Return every row times one number (contract A22)."""
+        """Return every row times its own number (contract A22)."""
         matrices = matrices_of(self.name, g.shape, self.reduction_axis, self.output_axis)
         square = _mean(g * g, matrices.inputs, op)
         inverse = 1.0 / (op.sqrt(m.nu_row.round(op.ema(m.nu_row.value, square, n.beta2))) + self.eps)
@@ -156,7 +156,7 @@ class NormalizeRows(OfMatrices):
 
     @property
     def row_shape(self) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
-        """From the shape of a weight to that of `nu_row`: axes of inputs have a size of 1."""
+        """Function from a weight's shape to the shape of `nu_row`, in which input axes have size 1."""
         inputs, outputs = (
             axis if axis is None else axes_of(axis) for axis in (self.reduction_axis, self.output_axis)
         )
@@ -164,55 +164,56 @@ class NormalizeRows(OfMatrices):
 
 
 class ScaleByMuon(Rule):
-    """Replace the update of every matrix by the factor of its momentum: the nearest matrix that only turns.
+    """Replace the update of every matrix by the orthogonal factor of its momentum.
 
-    With m the average as it was stored, h one step ahead of it, and s a number of the shape:
+    With m the stored average, h one step ahead of it, and s a number computed from the shape:
 
         m <- store((beta m) + ((1 - beta) g))
         h = (beta m) + ((1 - beta) g)
         u = s NewtonSchulz(h)
 
-    The factor is of five steps, in float32, in the framework's own order of sums: another backend's lies
-    within a bound (contract A14). Given the factor, all else has the same bits everywhere. A zero matrix
-    gives exactly 0. A gradient or a momentum with an infinity or a NaN is refused by name, and no weight
-    changes; under `jax.jit` it makes the whole matrix NaN.
+    The factor takes five Newton-Schulz steps in float32, with sums in the framework's own order, so that
+    backends differ within a bound (contract A14). All other operations have the same bits everywhere. A zero
+    matrix gives exactly 0. A gradient or momentum with an infinity or a NaN raises an error that names the
+    weight, and no weight changes. Under `jax.jit` the whole matrix becomes NaN instead.
 
-    In JAX updates are float32, and the state has the momentum's state, and an empty state or that of the
-    rows. In torch, entries of param groups are `momentum`, `mu_dtype`, and with `normalize` `beta2`. The
-    state is `momentum_buffer`, of formats with scales `momentum_buffer_scale`, and with `normalize`
+    In JAX updates are float32. The state has the momentum's state, and the state for `normalize` or an empty
+    state. In torch, entries of param groups are `momentum`, `mu_dtype`, and with `normalize` `beta2`. The
+    state has `momentum_buffer`, for formats with scales `momentum_buffer_scale`, and with `normalize`
     `second_momentum_buffer`.
 
     Args:
-        ns_coeffs: three numbers for all steps, or a row of three for each, or a name. "jordan" is the
-            default. "deepseek_v4", with ns_steps=10, takes singular values to 1. "polar_express" has steps
-            that begin steeper.
-        ns_steps: of Newton and Schulz, 1 to 20.
+        ns_coeffs: three numbers for all steps, or three numbers per step, or a name. "jordan" is the default.
+            "deepseek_v4", with ns_steps=10, brings singular values to 1. "polar_express" begins with steeper
+            steps.
+        ns_steps: number of Newton-Schulz steps, 1 to 20.
         beta: decay rate of the average.
-        eps: what the norm of a matrix counts as at least.
-        mu_dtype: how the momentum is stored; None: `scaled("float16", 128)` for bfloat16 weights, else
-            float32. The factor magnifies errors of storing 485 times: of 8 bits use `scaled("int8", 32,
-            scale="fine")`; others are warned of.
-        nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
-        bias_correction: Optax's form: g is divided by 1 - beta^t, and m by 1 - beta^(t + 1), or by 1 - beta^t
-            without `nesterov`.
-        output_axis: the axis, or axes, of the outputs of the layer; None: 1 in JAX, whose kernels are inputs
-            by outputs, 0 in torch.
-        reduction_axis: the axes of its inputs; of arrays of two axes the other axis. Axes that are neither
-            count matrices: a stack of layers (layers, in, out) has reduction_axis=1, output_axis=2.
-        scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
-            outputs)), with which learning rate and decay are AdamW's; None, 1.
-        normalize: "rows" (NorMuon) divides what the factor gives each output by the root of an average of its
-            mean square, one float32 an output. Then the matrix gets its norm back (contract A22).
-        beta2: decay rate of that average.
-        ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
-            (distance 0.046 on digits) than momentum in 16 bits (0.014).
-        mu_rounding: as in `scale_by_adam`; "auto" is nearest, unless that freezes.
-        seed: of the random words.
+        eps: lower bound on the norm by which a matrix is divided.
+        mu_dtype: format of the momentum. None is `scaled("float16", 128)` for bfloat16 weights, else float32.
+            The factor magnifies storage errors 485 times. For 8 bits use `scaled("int8", 32, scale="fine")`.
+            Other 8-bit formats cause a warning.
+        nesterov: whether h is one step ahead, in the form of torch and Jordan. Otherwise h = m.
+        bias_correction: whether to use Optax's form, in which g is divided by 1 - beta^t, and m by
+            1 - beta^(t + 1), or by 1 - beta^t without `nesterov`.
+        output_axis: the layer's output axis, or axes. None is 0 in torch and 1 in JAX, where a kernel has the
+            shape (inputs, outputs).
+        reduction_axis: the layer's input axes. For an array with two axes, None is the other axis. The
+            remaining axes count matrices: a stack of layers (layers, in, out) has reduction_axis=1,
+            output_axis=2.
+        scale: s, which is sqrt(max(1, outputs / inputs)) for "original", 0.2 sqrt(max(inputs, outputs)) for
+            "consistent_rms", with which AdamW's learning rate and decay can be used, and 1 for None.
+        normalize: "rows" (NorMuon) divides each output's row in the factor by the root of an average of its
+            mean square, one float32 per output. Then the matrix is scaled back to its norm (contract A22).
+        beta2: decay rate for `normalize`.
+        ns_dtype: "float32", or "bfloat16" for the products, which is faster on accelerators, but further from
+            float32 (distance 0.046 on digits) than 16-bit momentum (0.014).
+        mu_rounding: as in `scale_by_adam`. "auto" is nearest, unless that freezes.
+        seed: seed for the random words.
 
     Raises:
-        TypeError: for what is not a number.
-        ValueError: for a number out of range. From `init` or the optimizer, for a weight that
-            is no matrix or is empty.
+        TypeError: if an argument is not a number.
+        ValueError: if a number is out of range. From `init` or the optimizer, if a weight is not a matrix or
+            is empty.
 
     Example:
         >>> import halfstep_jax, halfstep_torch as hs, optax
@@ -249,11 +250,11 @@ class ScaleByMuon(Rule):
         return MuonMomentum(**{field.name: getattr(self, field.name) for field in fields})
 
     def of_factor(self, caller: str, orthogonalize: type[Factor]) -> tuple[Factor, NormalizeRows | None]:
-        """Return the rules of the factor and of its normalized rows, the last of which scales.
+        """Return the rules for the factor and for its normalized rows. The last rule applies the scale.
 
         Raises:
-            TypeError: if a number is none.
-            ValueError: if an option of them has no meaning.
+            TypeError: if an option is not a number.
+            ValueError: if an option is invalid.
         """
         if self.normalize not in NORMALIZED:
             raise ValueError(
@@ -270,11 +271,11 @@ class ScaleByMuon(Rule):
 
 
 class MatrixAxes(NamedTuple):
-    """Which axes of an array span its matrices; all others count them, as the layers of a stack.
+    """The axes that span an array's matrices. All other axes count matrices, as the layers in a stack.
 
     Attributes:
-        reduction_axis: the axis, or axes, over which the layer sums: its inputs.
-        output_axis: those of its outputs.
+        reduction_axis: the input axis, or axes, over which the layer sums.
+        output_axis: the output axis, or axes.
 
     Example:
         >>> MatrixAxes(reduction_axis=(0, 1, 2), output_axis=3)  # a convolution's kernel in Flax
@@ -290,11 +291,11 @@ class Matrices(NamedTuple):
 
     Attributes:
         inputs: the axes over which the layer sums, from 0 up.
-        outputs: the axes of its outputs.
-        order: of the axes: those that count matrices, those of inputs, those of outputs.
-        back: the order that undoes it.
-        moved: the shape in that order.
-        stack: the number of matrices, inputs, outputs.
+        outputs: the output axes.
+        order: all axes: first the axes that count matrices, then `inputs`, then `outputs`.
+        back: the order that undoes `order`.
+        moved: the shape in the order `order`.
+        stack: the numbers of matrices, inputs and outputs.
     """
 
     inputs: tuple[int, ...]
@@ -306,15 +307,17 @@ class Matrices(NamedTuple):
 
 
 def axes_of(axis: Axes) -> tuple[int, ...]:
-    """Return one axis or several as a tuple; of None nothing."""
+    """Return one axis or several as a tuple, empty for None."""
     return () if axis is None else tuple(axis) if isinstance(axis, Sequence) else (operator.index(axis),)
 
 
 def matrices_of(caller: str, shape: Sequence[int], reduction_axis: Axes, output_axis: Axes) -> Matrices:
-    """Return the matrices of an array of a shape; of two axes, the input's is not the output's axis.
+    """Return the matrices in an array of a given shape.
+
+    If the array has two axes and `reduction_axis` is None, the inputs have the other axis than the outputs.
 
     Raises:
-        ValueError: if the shape has no such matrices, or empty ones.
+        ValueError: if the shape has no such matrices, or empty matrices.
     """
     shape, ndim = tuple(shape), len(shape)
     if ndim < 2:
@@ -358,9 +361,9 @@ def matrices_of(caller: str, shape: Sequence[int], reduction_axis: Axes, output_
 
 
 def shape_scale(scale: str | None, matrices: Matrices) -> np.float32:
-    """Return the multiplier of a matrix's factor, rounded once to float32.
+    """Return the multiplier for a matrix's factor, rounded once to float32.
 
-    "original" is sqrt(max(1, outputs / inputs)), Jordan's; "consistent_rms" 0.2 sqrt(max(inputs, outputs)),
+    "original" is Jordan's sqrt(max(1, outputs / inputs)). "consistent_rms" is 0.2 sqrt(max(inputs, outputs)),
     with which updates are as large as AdamW's.
     """
     _, inputs, outputs = matrices.stack
@@ -372,7 +375,7 @@ def shape_scale(scale: str | None, matrices: Matrices) -> np.float32:
 
 
 def _mean(x: Number, axes: tuple[int, ...], op: Op) -> Number:
-    """Return the mean along some axes, one after the other from the first on."""
+    """Return the mean along some axes, one axis after another from the first."""
     return functools.reduce(op.mean, sorted(axes), x)
 
 
@@ -386,7 +389,7 @@ def _row_shape(reduction_axis: Axes, output_axis: Axes) -> Callable[[tuple[int, 
 
 
 def coefficients_of(ns_coeffs: tuple, ns_steps: int) -> tuple[tuple[float, float, float], ...]:
-    """Return the three numbers of every Newton-Schulz step; of a table the last `ns_steps` rows."""
+    """Return three numbers for every Newton-Schulz step. If a table is given, its last rows are used."""
     if isinstance(ns_coeffs[0], Sequence):
         return tuple(tuple(map(float, row)) for row in ns_coeffs[len(ns_coeffs) - ns_steps :])  # pyright: ignore
     return (tuple(map(float, ns_coeffs)),) * ns_steps  # pyright: ignore
@@ -395,11 +398,11 @@ def coefficients_of(ns_coeffs: tuple, ns_steps: int) -> tuple[tuple[float, float
 def check_factor(
     caller: str, ns_coeffs: str | Sequence, ns_steps: Scalar, eps: object, ns_dtype: object, scale: object
 ) -> tuple:
-    """Return the coefficients as a tuple; refuse options of the factor that have no meaning.
+    """Return the coefficients as a tuple, and check the other options of the factor.
 
     Raises:
-        TypeError: if a number is none.
-        ValueError: if one is out of range.
+        TypeError: if `ns_steps` is not an integer.
+        ValueError: if an option is out of range.
     """
     try:
         steps = operator.index(ns_steps)
@@ -454,7 +457,7 @@ def _checked_coefficients(caller: str, ns_coeffs: Sequence) -> tuple:
 
 
 def _check_convergence(caller: str, rows: tuple[tuple[float, float, float], ...]) -> None:
-    """Refuse steps that take a singular value, of 1 at most after the division by the norm, past 3."""
+    """Raise an error if steps map a singular value in [0, 1], as it is after scaling, to more than 3."""
     start = x = np.linspace(0, 1, 1001)
     for step, (a, b, c) in enumerate(rows, 1):
         x = x * (a + x * x * (b + c * x * x))

@@ -1,4 +1,4 @@
-"""Which parameters Muon steps, and which are left to AdamW: by number of axes and by name, and said aloud."""
+"""The split of parameters between Muon and AdamW, by number of axes and by name, and its announcement."""
 
 import fnmatch
 import functools
@@ -14,16 +14,16 @@ from halfstep.text_table import text_table
 Named = Sequence[tuple[str, Array]]
 """Leaf names ("layers/0/kernel"), each with its array."""
 MatrixChoice = Callable[[str, Array], object] | Mapping[str, object] | None
-"""From a name and the array, or by a pattern of names: True, False, `MatrixAxes`, or None: as by default."""
+"""Function of (name, array) or mapping from name patterns to True, False, `MatrixAxes` or None (default)."""
 
 _LOG = logging.getLogger("halfstep")
-# Rows of an embedding are looked up, and columns of a head are classes: neither is a map between layers.
+# The rows of an embedding are looked up, and the columns of a head are classes. Neither maps between layers.
 _BY_NAME = (
     (re.compile(r"embed|(^|[_\d])(wte|wpe)($|[_\d])", re.IGNORECASE), "an embedding, by its name"),
     (re.compile(r"(^|[_\d])heads?($|[_\d])", re.IGNORECASE), "a head, by its name"),
 )
 
-# Of one layer these are vectors; with two axes they are those of a stack of layers.
+# In one layer these are vectors. With two axes they belong to a stack of layers.
 _VECTORS = (
     (re.compile(r"(^|_)(bias(es)?|scale|gain|gamma|beta|offset)$", re.IGNORECASE), "a bias or scale"),
     (re.compile(r"norm([_\d]|$)|(^|_)ln([_\d]|$)", re.IGNORECASE), "of a norm"),
@@ -31,13 +31,13 @@ _VECTORS = (
 
 
 class Choice(NamedTuple):
-    """What steps a parameter.
+    """The choice between Muon and AdamW for a parameter.
 
     Attributes:
-        name: of the leaf.
-        shape: of the parameter.
-        axes: of its matrices; None where AdamW steps it.
-        why: in words.
+        name: name of the leaf.
+        shape: shape of the parameter.
+        axes: the axes that span its matrices, or None if AdamW steps it.
+        why: the reason, in words.
     """
 
     name: str
@@ -53,19 +53,19 @@ def split(
     output_axis: int,
     tied: Sequence = (),
 ) -> list[Choice]:
-    """Return what steps every parameter.
+    """Return a choice between Muon and AdamW for every parameter.
 
     Args:
-        caller: for errors.
+        caller: name for errors.
         named: leaf names ("layers/0/kernel") and arrays.
-        choose: what the user says of some of them.
-        output_axis: of arrays of two axes.
-        tied: names of parameters that stand in two places of the model.
+        choose: the user's choices for some parameters.
+        output_axis: output axis of arrays with two axes.
+        tied: names of parameters that the model uses in two places.
 
     Raises:
-        TypeError: if `choose` is neither a function nor a mapping, or gives something else.
-        ValueError: if a pattern matches nothing, nothing is left to Muon, or a shape has no such matrices.
-            Also of a kernel in a stack of layers, if `choose` does not say what it is.
+        TypeError: if `choose` is neither a function nor a mapping, or returns a wrong type.
+        ValueError: if a pattern matches no name, no parameter is left to Muon, or a shape has no such
+            matrices. Also for a kernel in a stack of layers without an entry in `choose`.
     """
     _check_patterns(caller, [name for name, _ in named], choose)
     choices = split_some(caller, named, choose, output_axis, tied)
@@ -85,7 +85,7 @@ def split_some(
     output_axis: int,
     tied: Sequence = (),
 ) -> list[Choice]:
-    """Return what steps each of some parameters, among which need be no matrix; arguments as in `split`."""
+    """Return a choice for each parameter, even if none is a matrix. The arguments are as in `split`."""
     stacks = _stacks(named)
     return [
         _choice(caller, name, x, choose, output_axis, name in tied, stacks.get(name)) for name, x in named
@@ -93,7 +93,7 @@ def split_some(
 
 
 def announce(caller: str, choices: Sequence[Choice]) -> None:
-    """Print the split, once for every split of a process: in the log, where warnings are."""
+    """Log the split as a warning, once per process for each split."""
     rows = [
         (choice.name, str(list(choice.shape)), "Muon" if choice.axes else "AdamW", choice.why)
         for choice in choices
@@ -125,9 +125,10 @@ def _check_patterns(caller: str, names: Sequence[str], choose: MatrixChoice) -> 
 
 
 def _stacks(named: Named) -> dict[str, str]:
-    """Return the parameters of layers that are stacked, as scans keep them, and of each what shows it.
+    """Return the parameters in stacked layers, as scans keep them, each with the name that shows the stack.
 
-    That is a vector, by its name, with two axes, if all parameters beside and below it count layers first.
+    A stack is shown by a parameter with two axes that is a vector by its name, if the first axis of all
+    parameters beside and below it has the same size.
     """
     found: dict[str, str] = {}
     for name, x in named:
@@ -143,7 +144,7 @@ def _stacks(named: Named) -> dict[str, str]:
 
 
 def _vector_by_name(name: str) -> str:
-    """Return what a parameter is that is a vector of its layer, by its name; "" of others."""
+    """Return the kind of vector that a parameter is by its name, or "" if it is not a vector."""
     *_, last = parts = name.split("/")
     (by_last, what), (by_part, of_norm) = _VECTORS
     if by_last.search(last):
@@ -155,7 +156,7 @@ def _choice(
     caller: str, name: str, x: Array, choose: MatrixChoice, output_axis: int, tied: bool, stack: str | None
 ) -> Choice:
     shape: tuple[int, ...] = tuple(x.shape)
-    answer: Any = None  # of the user's
+    answer: Any = None  # the user's
     if callable(choose):
         answer = choose(name, x)
     elif choose is not None:
@@ -187,7 +188,7 @@ def _choice(
 
 
 def _why_not(name: str, shape: tuple[int, ...], tied: bool, stack: str | None) -> str:
-    """Return why an unlabeled parameter is left to AdamW; "" if it is not."""
+    """Return why an unlabeled parameter is left to AdamW, or "" if Muon steps it."""
     if len(shape) != 2:
         axis = "axis" if len(shape) == 1 else "axes"
         return f"{len(shape)} {axis}" + (": declare MatrixAxes for Muon" if len(shape) > 2 else "")

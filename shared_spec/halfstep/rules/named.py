@@ -1,6 +1,6 @@
-"""Named optimizers: the links of each in order, and their arguments.
+"""Named optimizers: their links in order, and their arguments.
 
-The functions of JAX and the classes of torch have the arguments, with their defaults; all else stands here.
+The JAX functions and torch classes declare the arguments and their defaults.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ class Part:
     """A link of a named optimizer.
 
     Attributes:
-        rule: its class.
-        renamed: of fields that are not called as the argument that gives them, the argument.
-        fixed: fields that no argument gives: their values.
-        needs: the argument without which the link is left out; "" where it is always there.
-        before_norms: whether norms are taken of its updates, so that errors of `mu` are not fed back.
+        rule: class of the rule.
+        renamed: the argument for each field that has another name than its argument.
+        fixed: values for fields without an argument.
+        needs: the argument without which the link is left out, or "" if the link is always applied.
+        before_norms: whether norms are computed from its updates, so that errors in `mu` are not fed back.
     """
 
     rule: type[Rule]
@@ -46,7 +46,7 @@ class Part:
     before_norms: bool = False
 
     def fields(self, names: Iterable[str], arguments: Arguments) -> Arguments:
-        """Return the values of those of some fields that are given by the arguments of an optimizer."""
+        """Return the values that an optimizer's arguments give to fields."""
         sources = {field: self.renamed.get(field, field) for field in names}
         given = {field: arguments[name] for field, name in sources.items() if name in arguments}
         if self.before_norms:
@@ -55,7 +55,7 @@ class Part:
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """The moments of the rule, with the arguments of the optimizer for their formats and roundings."""
+        """The rule's moments, with the optimizer's arguments for their formats and roundings."""
         return tuple(
             dataclasses.replace(
                 moment,
@@ -71,11 +71,11 @@ class Named:
     """A named optimizer.
 
     Attributes:
-        alias: its name in JAX; the class of torch has its own.
-        parts: the links, in the order in which they are applied; the storage of weights comes after them.
-        choices: arguments, True or False, that a param group of torch may have of its own.
-        whole: by weight storage, what makes of (caller, arguments) the one rule that stands in place of all
-            links but those in `front` (contract A20, A21).
+        alias: its name in JAX. The torch class has its own name.
+        parts: the links in the order in which they are applied. The weight storage comes after them.
+        choices: boolean arguments that a torch param group may set for itself.
+        whole: for each weight storage, a function from (caller, arguments) to the one rule that replaces all
+            links except `front` (contract A20, A21).
     """
 
     alias: str
@@ -85,17 +85,17 @@ class Named:
 
     @property
     def front(self) -> "Named":
-        """The links before a rule for the whole step: L2 decay."""
+        """The links in front of a rule for the whole step, namely L2 decay."""
         return dataclasses.replace(self, parts=tuple(itertools.takewhile(_is_decay, self.parts)))
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """What its links keep, with the arguments that say how."""
+        """The moments of all links, with the arguments for their formats and roundings."""
         return tuple(moment for part in self.parts for moment in part.moments)
 
     @property
     def arguments(self) -> frozenset[str]:
-        """The arguments that give fields of the links, by the names that they have in JAX."""
+        """The arguments for all fields of the links, by their names in JAX."""
         fields = [(part, field.name) for part in self.parts for field in dataclasses.fields(part.rule)]  # pyright: ignore
         return frozenset(part.renamed.get(name, name) for part, name in fields)
 
@@ -115,7 +115,7 @@ _ADAM_BESIDE_MUON = Part(
 )
 _RMS = Part(ScaleByRms, renamed={"decay": "b2"}, fixed={"eps_in_sqrt": False, "bias_correction": True})
 
-# With decay in front it is added to the gradient, and scaled as the gradient is: L2.
+# A decay in front is added to the gradient and scaled with it (L2).
 _BEHIND_L2 = functools.partial(fed_back, kind=AdamFedBack)
 ADAM = Named("adam", (_DECAY, _ADAM, _RATE), whole={FED_BACK: _BEHIND_L2})
 ADAMW = Named("adamw", (_ADAM, _DECAY, _RATE), whole={IN_CODES: in_codes, FED_BACK: fed_back})
@@ -128,7 +128,7 @@ LION = Named("lion", (Part(ScaleByLion), _DECAY, _RATE))
 _SUM = Part(Trace, renamed={"decay": "momentum"}, needs="momentum")
 SGD = Named("sgd", (_DECAY, _SUM, _RATE), ("nesterov",), whole={FED_BACK: sgd_fed_back})
 SCHEDULE_FREE_ADAMW = Named("schedule_free_adamw", (_RMS, _DECAY, _RATE, Part(ScaleByScheduleFree)))
-# Two chains: of matrices, which has their factor behind the momentum, and of the rest.
+# Two chains, one for matrices, with their factor after the momentum, and one for the rest.
 MUON_OF_MATRICES = Named("muon", (Part(MuonMomentum), _DECAY, _RATE))
 MUON_OF_THE_REST = Named("muon", (_ADAM_BESIDE_MUON, _DECAY, _RATE))
 MUON = Named("muon", (*MUON_OF_MATRICES.parts, *MUON_OF_THE_REST.parts))

@@ -8,25 +8,25 @@ from halfstep.storage.moment_formats import Rounding
 
 
 class ScaleByRms(Rule):
-    """Divide updates by the root of the average of their squares: RMSProp, and Adam without its first moment.
+    """Divide updates by the root of their average square: RMSProp, and Adam without its first moment.
 
-    With t the count of steps, and r = 1 / (1 - decay^t) with `bias_correction`, else 1:
+    With t the step count, and r = 1 / (1 - decay^t) with `bias_correction`, else 1:
 
         nu <- round((decay nu) + ((1 - decay) (g g)))
         u = g / sqrt((nu r) + eps), or, without `eps_in_sqrt`, g / (sqrt(nu r) + eps)
 
-    All in float32, each operation rounded once; u reads what was stored. `optax.scale_by_rms` has
-    `initial_scale` besides, which is 0 here. Errors are those of `scale_by_adam`. Group entries in torch:
-    `alpha` (for `decay`), `eps`, `nu_dtype`.
+    All in float32, each operation rounded once. u is computed from the stored nu. `optax.scale_by_rms` also
+    has `initial_scale`, which is 0 here. Raises the same errors as `scale_by_adam`. The group entries in
+    torch are `alpha` (for `decay`), `eps` and `nu_dtype`.
 
     Args:
         decay: decay rate of the second moment.
-        eps: added under the root, or to it.
+        eps: number added under the root, or to it.
         eps_in_sqrt: whether `eps` is added under the root.
-        bias_correction: divide the second moment by 1 - decay^t.
+        bias_correction: whether to divide the second moment by 1 - decay^t.
         nu_dtype: format of the second moment, as in `scale_by_adam`.
         nu_rounding: its rounding, as in `scale_by_adam`.
-        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
+        seed: seed for the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:
         >>> ScaleByRms(nu_dtype="bfloat16").name
@@ -50,6 +50,6 @@ class ScaleByRms(Rule):
         return {"r": op.unbias((h.decay, t))[0] if self.bias_correction else 1.0}
 
     def update(self, g, p, n, m, op):
-        """Return g / sqrt((nu r) + eps), or g / (sqrt(nu r) + eps), of nu as stored."""
+        """Return g / sqrt((nu r) + eps), or g / (sqrt(nu r) + eps), from the stored nu."""
         v = m.nu.round(op.ema(m.nu.value, g * g, n.decay)) * n.r
         return g / (op.sqrt(v + n.eps) if self.eps_in_sqrt else op.sqrt(v) + n.eps)

@@ -1,4 +1,4 @@
-"""SGD that rounds its weights itself, and feeds what this leaves out into the momentum (contract A23, P9)."""
+"""SGD that rounds its weights itself and feeds the errors back into the momentum (contract A23, P9)."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from halfstep.storage.moment_formats import Rounding
 
 
 class SGDFedBack(Rule):
-    """The whole step of SGD with momentum, which rounds weights stochastically, with errors fed back.
+    """The whole step of SGD with momentum, which rounds weights stochastically and feeds errors back.
 
     With lr the learning rate, and p the weight:
 
@@ -20,14 +20,15 @@ class SGDFedBack(Rule):
         p <- q = round(w);  e = w - q
         trace <- round(t - (back e))
         back = min(1 / max(s, decay / (1 - decay) peak_lr / 32), |t| (16 / ulp(p)))
-        s = sum over k >= 1 of decay^k lr(t + k);  with `nesterov` decay times that
+        s = sum over k >= 1 of decay^k lr(t + k);  with `nesterov` decay times this sum
 
-    In float32, each operation rounded once. Later steps add s times what `trace` has: here e, once. So errors
-    do not add up. The sum has no second moment for a unit. So an error of one gap moves it by at most 16
-    times itself, which a rate that was near 0 and rises needs. That bound reads t before w is rounded: what
-    is fed back is right on average. Rates and `peak_lr` are as in `AdamWFedBack`.
+    In float32, each operation rounded once. Later steps apply an amount in `trace` s times over, so they add
+    e once, and errors do not accumulate. The rule has no second moment as a unit. Instead, an error of one
+    gap moves the trace by at most 16 |t|. The bound is needed if the rate was near 0 and rises, and it reads
+    t before w is rounded, so that the error fed back has no bias. Rates and `peak_lr` are as in
+    `AdamWFedBack`.
 
-    Float32 weights are not rounded: their step is that of SGD.
+    Float32 weights are not rounded, and their step is SGD's.
     """
 
     name = "sgd_fed_back"
@@ -44,11 +45,11 @@ class SGDFedBack(Rule):
     trace = moment(rate="decay", dtype="accumulator_dtype", rounding="rounding", torch="momentum_buffer")
 
     def numbers(self, h, t, op):
-        """Return what errors are multiplied by, where the bound does not decide."""
+        """Return the factor for errors that are below the bound."""
         return {"back": share_of_errors(h.decay, h, t, op, self.nesterov)}
 
     def update(self, g, p, n, m, op):
-        """Return q - p; w - p where rounding is exact, and -0.0 where q is p."""
+        """Return q - p, which is w - p if rounding is exact and -0.0 if q is p."""
         t = g + n.decay * m.trace.value
         down = n.learning_rate * (g + n.decay * t if self.nesterov else t)
         w = p - down
@@ -59,10 +60,10 @@ class SGDFedBack(Rule):
 
 
 def sgd_fed_back(caller: str, arguments: Arguments) -> SGDFedBack:
-    """Return the rule of an alias of SGD, from the arguments of the alias.
+    """Return the rule for an alias of SGD, from the alias's arguments.
 
     Raises:
-        ValueError: without a momentum, which would carry errors on; for a momentum with error feedback.
+        ValueError: without a momentum, which carries the errors, and for a momentum with error feedback.
     """
     check_fed_back(caller, arguments, "rounding")
     momentum = arguments["momentum"]

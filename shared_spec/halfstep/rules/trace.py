@@ -15,17 +15,18 @@ class Trace(Rule):
         t <- store(g + (decay t))
         u = t, as it was stored; with `nesterov` g + (decay t)
 
-    All in float32, whatever the dtype of `g`, each operation rounded once. Rounds t to its dtype, once.
+    All operations are in float32, whatever the dtype of `g`, and each is rounded once. t is rounded to its
+    dtype once.
 
-    Errors are those of `scale_by_adam`. In torch, entries of param groups are `momentum` and
-    `accumulator_dtype`; the state is `momentum_buffer`, and of formats with scales `momentum_buffer_scale`.
+    Raises the same errors as `scale_by_adam`. In torch, entries of param groups are `momentum` and
+    `accumulator_dtype`. The state has `momentum_buffer`, and for formats with scales `momentum_buffer_scale`.
 
     Args:
-        decay: how much of the sum each step keeps, in [0, 1).
-        nesterov: look one step ahead, as Nesterov's momentum does.
-        accumulator_dtype: how the sum, which has a sign, is stored, as `mu_dtype` of `scale_by_adam`.
-        rounding: how it is rounded, as `mu_rounding` there.
-        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
+        decay: decay rate of the sum, in [0, 1).
+        nesterov: whether to look one step ahead, as in Nesterov's momentum.
+        accumulator_dtype: format of the sum, which has a sign, as `mu_dtype` in `scale_by_adam`.
+        rounding: rounding of the sum, as `mu_rounding` in `scale_by_adam`.
+        seed: seed for the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:
         >>> import halfstep_jax, halfstep_torch as hs, optax
@@ -34,7 +35,7 @@ class Trace(Rule):
 
     Source: B. Polyak, "Some methods of speeding up the convergence of iteration methods", 1964; I. Sutskever
         et al., "On the importance of initialization and momentum in deep learning", ICML 2013, for
-        `nesterov`. The form is Optax's, storage and rounding are ours (contract A10, F).
+        `nesterov`. The form is Optax's. Storage and rounding are ours (contract A10, F).
     """
 
     decay: Scalar = number(torch="momentum", check=check_decay_rate)
@@ -52,6 +53,6 @@ class Trace(Rule):
     )
 
     def update(self, g, p, n, m, op):
-        """Return the sum g + (decay trace) as stored, or the sum one step ahead of it."""
+        """Return the stored sum g + (decay trace), or with `nesterov` the sum one step ahead."""
         t = m.trace.round(g + n.decay * m.trace.value)
         return g + n.decay * t if self.nesterov else t
