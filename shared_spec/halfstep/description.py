@@ -1,4 +1,4 @@
-"""The format and rounding of each array of a run, and why: rows of both packages, and their table."""
+"""The format and rounding of each array in a run, with reasons, as rows for both packages and a table."""
 
 import collections
 import dataclasses
@@ -11,24 +11,24 @@ from halfstep.text_table import Report, Row, Table, in_units
 
 WEIGHT = "weight"
 NOT_STORED = "no link stores it: it is rounded to nearest"
-"""Of a weight that rounding to nearest is left to."""
+"""Reason for a weight that is rounded to nearest."""
 _SHORT = 22
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayDescription:
-    """One array of a run: a weight, or an array kept for it.
+    """One array in a run, which is a weight or an array kept for it.
 
     Attributes:
-        leaf: the name of the weight; of state that belongs to none, its own place.
-        name: "weight", or the name of the array in the state, such as "mu".
-        shape: of the weight; of other state its own.
+        leaf: the weight's name, or the place of state that belongs to no weight.
+        name: "weight", or the array's name in the state, such as "mu".
+        shape: the weight's shape, or the state's own shape if it belongs to no weight.
         format: its format.
-        rounding: how it is rounded.
-        nbytes: with its scales.
-        why: it is kept and rounded so.
-        as_asked: whether it has the format that was asked for, if any was.
-        per_device: bytes of it on one device, where it is cut over several; None: all.
+        rounding: its rounding.
+        nbytes: size in bytes, with scales.
+        why: the reason for its format and rounding.
+        as_asked: whether it has the requested format, or none was requested.
+        per_device: bytes on one device if the array is sharded, or None if every device has all bytes.
     """
 
     leaf: str
@@ -44,25 +44,25 @@ class ArrayDescription:
 
 @dataclasses.dataclass(frozen=True)
 class Description(Report):
-    """The result of `describe`; `print` and notebooks show it as a table, equal weights as one.
+    """The result of `describe`. `print` and notebooks show it as a table, in which equal weights are merged.
 
     Attributes:
-        arrays: weights, each followed by its arrays; then other state.
-        step: in JAX a sentence: the form in which `update_params` steps the weights, and why.
+        arrays: weights, each followed by its arrays, and then other state.
+        step: a sentence about the form in which JAX's `update_params` steps the weights, and why.
     """
 
     arrays: tuple[ArrayDescription, ...]
     step: str = ""
 
     def of(self, leaf: str, name: str = WEIGHT) -> ArrayDescription:
-        """Return the row of one array."""
+        """Return the row for one array."""
         for row in self.arrays:
             if (row.leaf, row.name) == (leaf, name):
                 return row
         raise KeyError(f"There is no {name} of '{leaf}'.")
 
     def table(self) -> Table:
-        """Return the table: under a line for all equal weights, a line for each array."""
+        """Return the table. Equal weights share a line, followed by a line per array."""
         is_cut = any(row.per_device is not None for row in self.arrays)
         head = ("array", "format", "rounding", "bytes", *(["per device"] if is_cut else []), "why")
         notes: dict[str, str] = {}
@@ -86,14 +86,14 @@ class Description(Report):
 def moment_reason(
     asked: Format | None, kept: Format, shape: tuple[int, ...], dtype: str, by_default: bool = False
 ) -> tuple[str, bool]:
-    """Return why a moment is kept so, and whether that is as asked for.
+    """Return the reason for a moment's format, and whether it is the requested format.
 
     Args:
-        asked: the format that was asked for; None for the default.
-        kept: that of its codes.
-        shape: that is too small where the two differ.
-        dtype: of the weights.
-        by_default: whether a format stands there that nobody asked for.
+        asked: the requested format, or None for the default.
+        kept: the format in use.
+        shape: the weight's shape, which is too small for `asked` if the two formats differ.
+        dtype: the weights' dtype.
+        by_default: whether `asked` is a default instead of a request.
     """
     if asked is None or by_default:
         return f"by default for weights that the link sees in {dtype}", True
@@ -110,7 +110,7 @@ def nbytes_of(shape: Sequence[int], itemsize: int) -> int:
 def _equal_leaves(
     arrays: Sequence[ArrayDescription],
 ) -> list[tuple[list[str], list[list[ArrayDescription]]]]:
-    """Return names and rows of weights for which the same is kept, together, in the order of the first."""
+    """Return names and rows, grouped by weights with equal arrays, in order of first appearance."""
     leaves: dict[str, list[ArrayDescription]] = collections.defaultdict(list)
     for row in arrays:
         leaves[row.leaf].append(row)
@@ -133,7 +133,7 @@ def _separator(name: str) -> str:
 
 
 def _pattern(names: Sequence[str]) -> str:
-    """Return the common parts of names, with a star for the rest of each part.
+    """Return the parts that names have in common, with a star for the rest of each part.
 
     Example:
         >>> _pattern(["layers.0.weight", "layers.11.weight"])

@@ -1,8 +1,8 @@
-"""Numbers that know how they were made, so that whatever reads them knows what a compiler may do to them.
+"""Numbers that carry the operation that made them, so that a reader can protect them from a compiler.
 
-A compiler fuses a product with the sum that follows, gathers factors and denominators, and drops a zero
-that it sees. A `Number` remembers which operation made it; `Op`, which a framework completes, protects the
-number where it is read, and only there. Contract: A1, A2.
+A compiler fuses a product with the sum that follows, gathers factors and denominators, and drops a constant
+zero. A `Number` stores its origin, and the framework's `Op` protects the number only if a compiler could
+change the result. Contract: A1, A2.
 """
 
 import dataclasses
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Origin(enum.Enum):
-    """The operation that made an operand, where it matters to a compiler."""
+    """The operation that made an operand, if compilers treat its result in a special way."""
 
-    ARRAY = "array"  # already protected, or nothing that a compiler changes
-    NUMBER = "number"  # a scalar of the step, perhaps a constant
-    PRODUCT = "product"  # of arrays
+    ARRAY = "array"  # protected, or not changed by compilers
+    NUMBER = "number"  # a scalar, perhaps a constant
+    PRODUCT = "product"  # a product of arrays
     SCALED = "scaled"  # a product with a number
     QUOTIENT = "quotient"
     ROOT = "root"
 
 
 def refusal(rule: str) -> str:
-    """Return what is said where `update` gives a number of the step to a function of a framework."""
+    """Return the message for an `update` that passes a number to a framework's function."""
     return (
         f"{rule}: update calls a function of a framework on a number of the step. "
         "Use op.<name>, such as op.sqrt(x), or op.apply(function, x)."
@@ -37,12 +37,12 @@ def refusal(rule: str) -> str:
 
 
 def met_a_number(error: TypeError) -> bool:
-    """Whether an error of a framework, or of NumPy, says that it knows no such type as `Number`."""
+    """Whether a framework or NumPy raised the error because it met a `Number` or `Mask`."""
     return any(word in str(error) for word in (__name__, "'Number'", "'Mask'"))
 
 
 class _Guarded:
-    """What refuses the functions of frameworks: they would compute on values that nothing protects."""
+    """Base class that raises in a framework's functions, which would compute on unprotected values."""
 
     __slots__ = ()
     __array_ufunc__ = None  # so that NumPy scalars leave operators to the class
@@ -64,11 +64,11 @@ class _Guarded:
 
 
 class Number(_Guarded):
-    """float32 values of a step, under +, -, *, /, and comparisons; every operation is rounded once.
+    """Float32 values in a step, for +, -, *, / and comparisons. Every operation is rounded once.
 
     Attributes:
         value: the framework's array, for a debugger.
-        made: the operation that made it.
+        made: the operation that made the value.
     """
 
     __slots__ = ("_op", "_protected", "made", "value")
@@ -132,7 +132,7 @@ class Number(_Guarded):
             f"{self._op.rule}: update branches on a number of the step. Use op.where(mask, x, y)."
         )
 
-    if not TYPE_CHECKING:  # checkers know what there is
+    if not TYPE_CHECKING:  # a checker would accept any name
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("__"):
@@ -150,7 +150,7 @@ class Number(_Guarded):
 
 
 class Mask(_Guarded):
-    """Truth values of a comparison, under &, | and ~, for `op.where`."""
+    """Truth values from a comparison, combined by &, | and ~, for `op.where`."""
 
     __slots__ = ("_op", "value")
 
@@ -171,12 +171,12 @@ class Mask(_Guarded):
 
 
 Operand: TypeAlias = Number | float | np.floating
-"""What operations take: numbers of the step, and constants of Python or NumPy."""
+"""Operand of an operation, which is a number or a constant from Python or NumPy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadFromNumbers:
-    """Stands in a field that `update` may not read, because its value changes; `place` has it."""
+    """Placeholder for a field that `update` may not read because its value changes. Read it at `place`."""
 
     rule: str
     field: str
@@ -191,13 +191,13 @@ class ReadFromNumbers:
 
 
 class Numbers(Protocol):
-    """The numbers of a step, by name: of a rule's hyperparameters, and what its `numbers` returned."""
+    """The numbers for a step, by name: a rule's hyperparameters and the results of its `numbers`."""
 
     def __getattr__(self, name: str, /) -> Number: ...
 
 
 class Count(Protocol):
-    """The count of a step in `numbers`: a number of the host, or one that is known when the step is run."""
+    """The step count in `numbers`, a number on the host or one that is known when the step runs."""
 
     def __add__(self, k: int, /) -> "Count": ...
     def __sub__(self, k: int, /) -> "Count": ...

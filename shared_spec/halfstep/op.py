@@ -1,4 +1,4 @@
-"""Operations on the numbers of a step: what reads a `Number`, and protects it first where a compiler would.
+"""Operations on a step's numbers, which protect a `Number` from a compiler before they read it.
 
 Contract: A1 to A3.
 """
@@ -18,11 +18,11 @@ SCALE_BITS = 64
 
 
 class Op:
-    """Operations on the numbers of a step. A framework completes it: what its arrays do, what protects them.
+    """Operations on a step's numbers. A subclass per framework implements array functions and protection.
 
     Attributes:
-        rule: the name of the rule, for messages.
-        framework: the framework's functions of arrays: abs, sign, where, maximum, minimum, isfinite, matmul.
+        rule: the rule's name, for messages.
+        framework: module with the functions abs, sign, where, maximum, minimum, isfinite and matmul.
     """
 
     framework: ClassVar[ModuleType]
@@ -30,29 +30,29 @@ class Op:
     def __init__(self, rule: str):
         self.rule = rule
 
-    if not TYPE_CHECKING:  # checkers know what there is
+    if not TYPE_CHECKING:  # a checker would accept any name
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_"):
                 raise AttributeError(name)
             raise AttributeError(f"{self.rule}: op has no {name}. Use op.apply(function, x).")
 
-    # What a framework says.
+    # Methods that a framework implements.
 
     def as_scalar(self, x: object) -> Array | None:
-        """Return a bare scalar as the framework's float32; None for anything else."""
+        """Return a bare scalar as the framework's float32, or None for any other value."""
         raise NotImplementedError
 
     def opaque(self, x: Array) -> Array:
-        """Return x as a value whose origin no compiler sees."""
+        """Return x as a value with an origin hidden from compilers."""
         return x
 
     def opaque_product(self, x: Array) -> Array:
-        """Return a product that a sum may read."""
+        """Return a product that is not fused with a sum."""
         return x
 
     def spread(self, x: Array, like: Array) -> Array:
-        """Return a scalar divisor in the shape of the dividend, opaque in each element."""
+        """Return a scalar divisor in the dividend's shape, opaque in each element."""
         return x
 
     def root(self, x: Array) -> Array:
@@ -64,17 +64,17 @@ class Op:
         raise NotImplementedError
 
     def norms_of(self, x: Array, exact: bool) -> Array:
-        """Return the norm of a bare array, and that of 2^-64 times it, which is finite where the array is."""
+        """Return the norms of x and 2^-64 x, a bare array. The second norm is finite if x is finite."""
         raise NotImplementedError
 
     def in_range(self, norms: Array) -> tuple[Array, Array]:
-        """Return the norm of s x, and s, given `norms_of` x."""
+        """Return the norm of s x, and s, from the result of `norms_of(x)`."""
         raise NotImplementedError
 
-    # What reads what.
+    # Conversions and operations.
 
     def number(self, x: object) -> Number:
-        """Return x as a Number: a bare scalar counts as a number of the step."""
+        """Return x as a Number. A bare scalar has the origin NUMBER."""
         if isinstance(x, Number):
             return x
         if isinstance(x, ReadFromNumbers):
@@ -91,11 +91,11 @@ class Op:
         return Number(scalar, Origin.NUMBER, self)
 
     def wrap(self, x: Array, made: Origin = Origin.ARRAY) -> Number:
-        """Return a bare array of the framework as a Number."""
+        """Return the framework's bare array as a Number."""
         return Number(x, made, self)
 
     def bare(self, x: object) -> Array:
-        """Return the array of a Number for any reader: a moment, the caller, another operation."""
+        """Return a Number's array, for a moment, the caller or another operation."""
         return self._term(self.number(x))
 
     def add(self, x: Operand, y: Operand) -> Number:
@@ -120,7 +120,7 @@ class Op:
         """Return x / y, correctly rounded."""
         a, b = self._pair(x, y, "quotient")
         above = self._opaque(a) if a.made is Origin.QUOTIENT else a.value
-        # (x / y) / z becomes x / (y z); x / sqrt(y) and a quotient by one number for all become products.
+        # Compilers turn (x / y) / z into x / (y z), and x / sqrt(y) and array / scalar into products.
         if b.made is Origin.NUMBER or (_shape(a) and _shape(a) != _shape(b)):
             below = self.spread(b.value, a.value)
         else:
@@ -128,7 +128,7 @@ class Op:
         return self.wrap(self.quotient(above, below), Origin.QUOTIENT)
 
     def negative(self, x: Operand) -> Number:
-        """Return -x, made as x was."""
+        """Return -x, with the origin of x."""
         x = self.number(x)
         return self.wrap(-x.value, x.made)
 
@@ -149,11 +149,11 @@ class Op:
         return self.wrap(self.framework.sign(self.bare(x)))
 
     def maximum(self, x: Operand, y: Operand) -> Number:
-        """Return the larger of both; NaN where either is NaN."""
+        """Return the larger value, or NaN where either is NaN."""
         return self.wrap(self.framework.maximum(*self._bare_pair(x, y, "maximum")))
 
     def minimum(self, x: Operand, y: Operand) -> Number:
-        """Return the smaller of both; NaN where either is NaN."""
+        """Return the smaller value, or NaN where either is NaN."""
         return self.wrap(self.framework.minimum(*self._bare_pair(x, y, "minimum")))
 
     def clamp(self, x: Operand, low: Operand, high: Operand) -> Number:
@@ -169,39 +169,39 @@ class Op:
         return Mask(self.framework.isfinite(self.bare(x)), self)
 
     def power(self, x: Operand, y: Operand) -> Number:
-        """Return x^y, to within units in the last place: frameworks and devices differ."""
+        """Return x^y, to within units in the last place, which may differ between frameworks and devices."""
         raise NotImplementedError
 
     def matmul(self, x: Operand, y: Operand) -> Number:
-        """Return the matrix product in float32; its sums are added in an order of the framework's."""
+        """Return the matrix product in float32, with sums in the framework's own order."""
         return self.wrap(self.framework.matmul(self.bare(x), self.bare(y)))
 
     def mean(self, x: Operand, axis: int | None = None) -> Number:
-        """Return the mean along an axis, which stays with a size of 1, or of all; by halves (contract M3)."""
+        """Return the mean along an axis, kept with size 1, or over all elements, by halves (contract M3)."""
         return self.wrap(self.opaque(mean(self.bare(x), axis, self.framework.concatenate)))
 
     def norm(self, x: Operand, exact: bool = False) -> Number:
-        """Return the Euclidean norm of the array (contract L1); with `exact` by sums of integers (N2)."""
+        """Return the array's Euclidean norm (contract L1), with `exact` by integer sums (N2)."""
         return self.wrap(self.norms_of(self.bare(x), exact)[0])
 
     def norm_in_range(self, x: Operand, exact: bool = False) -> tuple[Number, Number]:
-        """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100 (N3)."""
+        """Return the norm of s x, and s: 2^-64 if x is finite and its norm is above 2^100, else 1 (N3)."""
         norm, scale = self.in_range(self.norms_of(self.bare(x), exact))
         return self.wrap(norm), self.wrap(scale)
 
     def scaled(self, x: Operand, ratio: Operand, scale: Operand | None = None) -> Number:
-        """Return ratio x, or ratio (scale x). A framework may take the memory of x: it is not read again."""
+        """Return ratio x, or ratio (scale x). x must not be read again, because its memory may be reused."""
         x = x if scale is None else self.multiply(scale, x)
         return self.wrap(self.opaque(self.multiply(ratio, x).value))
 
     def is_zero(self, field: object) -> bool:
-        """Whether a field of the rule is known to be 0 when a step is built: its term can be left out."""
+        """Whether a field is known to be 0 when a step is built, so that its term can be left out."""
         return False
 
     def apply(self, function: Callable[..., Array], *xs: Operand | Mask) -> Any:  # Number, Mask or a tuple
-        """Return function(*xs), of arrays of the framework: rounded as the framework rounds it.
+        """Return function(*xs), computed on the framework's arrays and rounded as the framework rounds.
 
-        Its results are float32 or truth values, of any shape.
+        Its results are float32 or truth values in any shape.
         """
         result = function(*(self.truth(x) if isinstance(x, Mask) else self.bare(x) for x in xs))
         if isinstance(result, tuple):
@@ -209,7 +209,7 @@ class Op:
         return self._applied(function, result)
 
     def truth(self, mask: Mask) -> Array:
-        """Return the truth values of a Mask; raise TypeError for anything else."""
+        """Return the truth values of a Mask, and raise TypeError for any other value."""
         if not isinstance(mask, Mask):
             raise TypeError(
                 f"{self.rule}: op.where gets a {type(mask).__name__} as its mask. "
@@ -218,7 +218,7 @@ class Op:
         return mask.value
 
     def returned(self, u: object, shape: tuple[int, ...]) -> Array:
-        """Return the array of what `update` returned, checked."""
+        """Return the array in the result of `update`, after a check of its dtype and shape."""
         if not isinstance(u, Number):
             raise TypeError(f"{self.rule}: update returns a {type(u).__name__}. Return a number of the step.")
         u = self.bare(u)
@@ -226,7 +226,7 @@ class Op:
         return u
 
     def compare(self, how: str, x: Operand, y: Operand) -> Mask:
-        """Return a comparison, by the name of its method."""
+        """Return a comparison, given the name of its method."""
         a, b = self.bare(x), self.bare(y)
         return Mask(getattr(operator, how)(a, b), self)
 
@@ -247,7 +247,7 @@ class Op:
     def _pair(self, x: Operand, y: Operand, what: str) -> tuple[Number, Number]:
         x, y = self.number(x), self.number(y)
         if x.made is Origin.NUMBER and y.made is Origin.NUMBER:
-            # Frameworks disagree on it: eager torch would compute in float64, compiled code in float32.
+            # Frameworks differ, because eager torch computes this in float64, and compiled code in float32.
             raise TypeError(
                 f"{self.rule}: update computes the {what} of two numbers of the step. "
                 "Compute it in `numbers`, which runs once a step."
@@ -259,11 +259,11 @@ class Op:
         return self._summand(a), self._summand(b)
 
     def _summand(self, x: Number) -> Array:
-        # A zero that is seen vanishes, and (x + c) + d becomes x + (c + d).
+        # A compiler drops a constant zero, and turns (x + c) + d into x + (c + d).
         return self._opaque(x) if x.made is Origin.NUMBER else self._term(x)
 
     def _term(self, x: Number) -> Array:
-        """Return a value that a sum may read: a product is kept from being fused with it."""
+        """Return a value for a sum. A product is protected from being fused with the sum."""
         if x.made not in (Origin.PRODUCT, Origin.SCALED):
             return x.value
         if x._protected is None:
@@ -271,7 +271,7 @@ class Op:
         return x._protected
 
     def _factor(self, x: Number, y: Number) -> Array:
-        """Return x as a factor beside y: (x c) d becomes x (c d) where a compiler sees c and d."""
+        """Return x as a factor for y. A compiler turns (x c) d into x (c d) if it sees c and d."""
         gathers = x.made is Origin.SCALED and y.made in (Origin.SCALED, Origin.NUMBER)
         return self._opaque(x) if gathers else x.value
 
@@ -282,28 +282,31 @@ class Op:
 
 
 class NumbersOp(Op):
-    """The operations of a rule's `numbers`, which runs once a step: on scalars, and on counts."""
+    """Operations on scalars and counts for a rule's `numbers`, which runs once per step."""
 
     def unbias(self, *pairs: tuple[Operand, Count], steps: int = 1) -> tuple[Number, ...]:
-        """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2); of the last for so many counts on."""
+        """Return 1 / (1 - rate^t) for each pair (rate, t), and for the last pair at `steps` counts from t on.
+
+        Contract: M2.
+        """
         raise NotImplementedError
 
     def coming(self, field: str, steps: int) -> Number | None:
-        """Return the numbers of the next steps of a field that follows a schedule; None without one."""
+        """Return a field's values at the next steps from its schedule, or None without a schedule."""
         raise NotImplementedError
 
     def steps(self, steps: int) -> Number:
-        """Return 1, 2, ... up to a number of steps."""
+        """Return 1, 2, ..., `steps`."""
         return self.wrap(self.framework.arange(1, steps + 1, dtype=self.framework.float32))
 
     def halves(self, x: Number) -> tuple[Number, Number]:
-        """Return every second number from the first on, and the others; of two both, as scalars."""
+        """Return the numbers at even and at odd positions. Two numbers are returned as scalars."""
         array = self.bare(x)
         even, odd = (array[0], array[1]) if len(array) == 2 else (array[::2], array[1::2])
         return self.wrap(even), self.wrap(odd)
 
     def float32(self, x: Count | Mask | bool) -> Number:
-        """Return a count, or the truth of a comparison, as a number."""
+        """Return a count, or a comparison's truth value, as a number."""
         raise NotImplementedError
 
 
@@ -312,7 +315,7 @@ def _shape(x: Number) -> tuple[int, ...]:
 
 
 def check_array(rule: str, what: str, x: object, shape: tuple[int, ...]) -> None:
-    """Refuse what is not a float32 array of `shape`."""
+    """Raise ValueError unless x is a float32 array with `shape`."""
     actual = dtype_name(x), tuple(getattr(x, "shape", ()))
     if actual != ("float32", tuple(shape)):
         raise ValueError(

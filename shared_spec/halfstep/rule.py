@@ -1,6 +1,6 @@
-"""What a rule declares: its hyperparameters and moments, once for both frameworks, and its arithmetic.
+"""Base class for rules, which declare hyperparameters, moments and arithmetic once for both frameworks.
 
-A framework reads a `Rule` as it stands: `halfstep_jax.as_transform(rule)`, `halfstep_torch.chain(rule, ...)`.
+Both frameworks use the same `Rule`: `halfstep_jax.as_transform(rule)`, `halfstep_torch.chain(rule, ...)`.
 """
 
 import dataclasses
@@ -31,21 +31,21 @@ _MISSING = dataclasses.MISSING
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of a class's name
 _KEY = "halfstep"
 Field: TypeAlias = Any
-"""Of the type of the field that it declares, as `dataclasses.field` is."""
+"""Type that checkers accept for a field of any type, as they accept `dataclasses.field`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-    """What a field says of its value.
+    """The declaration of a hyperparameter field.
 
     Attributes:
-        is_rate: whether it is the decay rate of an average.
-        schedule: whether it may be a function of the count of steps.
-        check: raises for a value that is wrong, given (caller, name, value as given, float32 number).
-        none: the number for which None stands; None where None is refused.
-        torch: the entry of a param group that holds it, such as "lr" or "betas[0]"; "" for the field's name;
-            None: no entry holds it.
-        owned: whether the rule gives that entry its default; otherwise another rule of the chain does.
+        is_rate: whether it is an average's decay rate.
+        schedule: whether it may be a function of the step count.
+        check: function of (caller, name, value as given, float32 number) that raises for a wrong value.
+        none: the number that None means, or None if None is an error.
+        torch: the param group entry with the value, such as "lr" or "betas[0]". "" is the field's name, and
+            None means no entry.
+        owned: whether the rule gives the entry its default. Otherwise another rule in the chain does.
     """
 
     is_rate: bool = False
@@ -58,14 +58,14 @@ class Hyperparameter:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """An array that a rule keeps between steps; see `moment`."""
+    """An array that a rule keeps between steps. See `moment`."""
 
     name: str = ""
     rate: str = ""
     signed: bool = True
     dtype: str = ""
     rounding: str = ""
-    shape: Any = None  # a function, or the name of one, or nothing; see `moments_of`
+    shape: Any = None  # a function, or the name of one, or None; see `moments_of`
     unit: str = ""
     torch: str = ""
     errors: str = ""
@@ -75,7 +75,7 @@ class Moment:
     stored_first: bool = False
 
     def shape_for(self, caller: str, weight: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the moment of a weight; refuse what is none."""
+        """Return the shape of a weight's moment, and raise ValueError if it is not a tuple of integers."""
         own = self.shape(weight) if self.shape else weight
         if not isinstance(own, tuple) or not all(isinstance(n, int) and n >= 0 for n in own):
             raise ValueError(
@@ -94,16 +94,16 @@ def number(
     torch: str | None = "",
     owned: bool = True,
 ) -> Field:
-    """Declare a hyperparameter: float32, and a number of every step, `n.<field>` in `update`.
+    """Declare a hyperparameter, a float32 number that `update` reads at every step as `n.<field>`.
 
     Args:
-        default: of the field.
-        schedule: whether it may be a function of the count of steps.
-        check: raises for a value that is wrong; by default for one that is negative, infinite or NaN.
+        default: default value of the field.
+        schedule: whether it may be a function of the step count.
+        check: function that raises for a wrong value, by default if it is negative, infinite or NaN.
         none: the number that None means, such as infinity for no upper bound.
-        torch: the entry of torch's param groups that holds it, such as "lr"; the field's name unless given.
-            None: no entry holds it, so that groups and schedulers do not change it.
-        owned: False for an entry to which another rule of the chain gives the default.
+        torch: the entry with the value in torch's param groups, such as "lr". By default it is the field's
+            name. With None there is no entry, and groups and schedulers do not change the value.
+        owned: whether the rule gives the entry its default. If False, another rule in the chain does.
 
     Example:
         >>> class Scale(Rule):
@@ -124,20 +124,20 @@ def decay_rate(
     check: hyperparameters.Check = hyperparameters.check_decay_rate,
     torch: str | None = "",
 ) -> Field:
-    """Declare the decay rate of an average: a number in [0, 1), for `op.ema`.
+    """Declare an average's decay rate, a number in [0, 1) for `op.ema`.
 
     Args:
-        default: of the field.
-        check: raises for a value that is wrong, as in `number`.
-        torch: the entry of torch's param groups that holds it, such as "betas[0]"; the field's name unless
-            given.
+        default: default value of the field.
+        check: function that raises for a wrong value, as in `number`.
+        torch: the entry with the value in torch's param groups, such as "betas[0]". By default it is the
+            field's name.
     """
     declaration = Hyperparameter(True, check=check, torch=torch)
     return dataclasses.field(default=default, metadata={_KEY: declaration})
 
 
 def option(default: object = _MISSING) -> Field:
-    """Declare an option that `numbers` reads and `update` does not: all its values share one program."""
+    """Declare an option that only `numbers` reads, so that one program serves all its values."""
     return dataclasses.field(default=default, metadata={_KEY: None})
 
 
@@ -156,36 +156,36 @@ def moment(
     of_any_size: bool = False,
     stored_first: bool = False,
 ) -> Moment:
-    """Declare an array that a rule keeps between steps; it starts as zeros.
+    """Declare an array that a rule keeps between steps. It starts as zeros.
 
-    Its name is the attribute's: the name of its field in an Optax state, and of its random words. In
-    `update`, `m.<name>.value` is the array as the step before stored it. `m.<name>.round(x)` rounds x to the
-    format, once, and keeps it as the new state. It returns the values that the update goes on with. These are
-    the stored values or, where the rounding is "feedback", x less what storing it would add to later updates.
+    The attribute's name is also the field name in an Optax state and the name for random words. In `update`,
+    `m.<name>.value` is the array stored at the previous step. `m.<name>.round(x)` rounds x to the format,
+    once, and keeps it as the new state. It returns the values to use in the update. These are the stored
+    values or, if the rounding is "feedback", x less the amount that the error would add to later updates.
 
     Args:
-        rate: the field of its decay rate: a rounding to nearest that would freeze the moment is refused.
-        signed: False for a second moment: never negative, and no other number is stored as zero.
-        dtype: the field that says how it is stored; `<name>_dtype` unless given. Without such a field the
-            moment is bfloat16 for bfloat16 weights, else float32.
-        rounding: the field that says how it is rounded; `<name>_rounding` unless given, "auto" without.
-        shape: a function from the shape of the weight to the shape of the array, for rules of scope
-            "parameter". Or the name of a property that returns one, the same object for equal options.
-        unit: the second moment in whose root this moment may be kept, as `relative(...)`; `update` rounds the
-            second moment first.
-        torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
-        errors: what becomes of errors of storing. "linear": the update is linear in what `round` returns, and
-            the moment is an average or a sum of the rate `rate`. Then the rounding "feedback" is offered
-            (contract F19). "amplified": the update magnifies them, as the factor of a matrix does. Then
-            "auto" is nearest if that does not freeze, and codes that are too coarse are refused (contract
-            F20). "lasting": they stay in an average of weights, and recipes keep finer codes.
-        always: the plain dtype of a moment without a field for its format, such as "float32", whatever the
-            dtype of the weights.
-        copies_weights: whether it is the weight: it starts as the weight, rounded to nearest, and weights of
-            the model are float32.
-        of_any_size: whether its numbers may be of any size, so that formats of a fixed range are refused.
-        stored_first: whether the update is made of what is stored, so that formats of which it is made before
-            are refused.
+        rate: field with its decay rate. A rounding to nearest that would freeze the moment raises an error.
+        signed: False for a second moment, which is never negative and is stored as zero only if it is zero.
+        dtype: field with its format, by default `<name>_dtype`. Without this field the moment is bfloat16 for
+            bfloat16 weights, else float32.
+        rounding: field with its rounding, by default `<name>_rounding`. Without this field it is "auto".
+        shape: function from the weight's shape to the array's shape, for rules with scope "parameter", or the
+            name of a property that returns such a function, the same object for equal options.
+        unit: the second moment whose root may be this moment's unit, as in `relative(...)`. `update` rounds
+            the second moment first.
+        torch: its key in a torch optimizer's state, such as "exp_avg". By default it is the name.
+        errors: effect of storage errors. "linear" means that the update is linear in the result of `round`,
+            and the moment is an average or a sum with the rate `rate`. It allows the rounding "feedback"
+            (contract F19). "amplified" means that the update magnifies errors, as a matrix factor does. Then
+            "auto" is nearest unless that freezes, and too coarse codes raise an error (contract F20).
+            "lasting" means that errors stay in an average over weights, and recipes use finer codes.
+        always: the plain dtype of a moment without a format field, such as "float32", whatever the weights'
+            dtype.
+        copies_weights: whether the moment is the weight itself. It starts as the weight, rounded to nearest,
+            and the model's weights are float32.
+        of_any_size: whether its numbers may have any size, so that formats with a fixed range raise an error.
+        stored_first: whether the update is computed from the stored values, so that formats that compute it
+            before storing raise an error.
     """
     return Moment(**locals())
 
@@ -193,25 +193,25 @@ def moment(
 @dataclass_transform(frozen_default=True)
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Base of update rules. A subclass is made a frozen dataclass; both frameworks run it.
+    """Base class for update rules. A subclass becomes a frozen dataclass, and both frameworks run it.
 
-    Fields declared by `number` and `decay_rate` are checked, made float32 and passed to `update` as numbers;
-    other fields are options. Moments are attributes declared by `moment`, without an annotation. A field
-    `seed`, if there is one, seeds the random words.
+    Fields declared by `number` and `decay_rate` are checked, converted to float32 and passed to `update` as
+    numbers. Other fields are options. Moments are attributes declared by `moment`, without an annotation. A
+    field `seed`, if declared, seeds the random words.
 
     Attributes:
-        name: in messages, state dicts and files; the class's name in snake case unless given.
-        scope: "elementwise"; or "parameter", if the update of an element reads other elements of its array;
-            or "all", if it reads other arrays. Under "all", in JAX alone, `update` gets and returns tuples.
-        needs: of a rule of scope "parameter", what `update` needs of the array where processes have shards
-            of it. "array": all of it. "norms": what `op.norm` returns, and they exchange norms alone; such an
-            `update` keeps no moments, and asks for the same norms whatever their values. "update": its update
-            alone, and no moments; any of the processes can compute it for all.
-        reads_params: the reason why `update` reads the weights, for the error about missing `params`; "" if
-            it does not read them.
-        ordered: pairs of hyperparameters of which the first may not be above the second.
+        name: name in messages, state dicts and files, by default the class name in snake case.
+        scope: "elementwise", or "parameter" if an element's update reads other elements in its array, or
+            "all" if it reads other arrays. With "all", only in JAX, `update` gets and returns tuples.
+        needs: the input that `update` needs if an array is sharded over processes, for scope "parameter".
+            "array" is the whole array. "norms" are the results of `op.norm`, and only norms are exchanged.
+            Such an `update` keeps no moments, and reads the same norms whatever their values. "update" is the
+            whole update without moments, and any one process can compute the result for all.
+        reads_params: the reason why `update` reads the weights, for the error about missing `params`, or ""
+            if it does not read them.
+        ordered: pairs of hyperparameters in which the first must not be above the second.
         rounds_weights: whether `update` rounds the weights itself, by `m.param.round(w)`, and returns their
-            change (contract P9). The rule is then the last of its chain. For rules of halfstep alone.
+            change (contract P9). The rule must then be the last in its chain. Only for halfstep's own rules.
 
     Example:
         >>> class ScaleBySign(Rule):
@@ -240,49 +240,50 @@ class Rule:
             cls.name = _WORDS.sub("_", cls.__name__).lower()
         dataclasses.dataclass(frozen=True)(cls)
 
-    # Types of arguments are inherited: an editor knows them in every rule, which need not repeat them.
+    # Rules need not repeat the argument types below, because editors inherit them.
 
     def numbers(self, h: "Numbers", t: "Count", op: "NumbersOp") -> Mapping[str, "Operand"]:
-        """Return numbers of a step that `update` reads beside the hyperparameters, or in place of some.
+        """Return numbers that `update` reads besides the hyperparameters, or instead of some.
 
         Args:
             h: the hyperparameters in float32, by name.
-            t: the count of this step, 1 at the first: `t + 1`, `t > 1`.
-            op: `op.unbias((h.b1, t), ...)` returns 1 / (1 - b^t) of each pair; `op.float32(t > 1)`.
+            t: the step count, 1 at the first step, for `t + 1` or `t > 1`.
+            op: the operations. `op.unbias((h.b1, t), ...)` returns 1 / (1 - b^t) for each pair, and
+                `op.float32(t > 1)` a number.
         """
         return {}
 
     def axes_read(self, ndim: int) -> Iterable[int]:
-        """Return along which axes of an array `update` reads other elements, unless it is elementwise."""
+        """Return the axes along which `update` reads other elements, unless the rule is elementwise."""
         return range(ndim)
 
     def update(
         self, g: "Number", p: "Number", n: "Numbers", m: "Moments", op: "Op"
     ) -> Any:  # or of scope "all", a tuple
-        """Return the update, and round every moment once on the way.
+        """Return the update, and round every moment once.
 
-        Pure, in float32: operators and `op` round once and protect their own products. Of `self`, only
-        options are known here.
+        The function is pure. Operators and `op` compute in float32, round once and protect their own
+        products. It may read only options from `self`.
 
         Args:
             g: the incoming update.
-            p: the weight; None in JAX where `reads_params` is "".
-            n: the numbers of the step, by name.
-            m: the moments: `m.mu.value`, `m.mu.round(x)`.
-            op: operations beside +, -, * and /: `op.ema`, `op.sqrt`, `op.where`, `op.apply(function, x)`.
+            p: the weight, or None in JAX if `reads_params` is "".
+            n: the numbers for the step, by name.
+            m: the moments, with `m.mu.value` and `m.mu.round(x)`.
+            op: operations besides +, -, * and /, such as `op.ema`, `op.sqrt` or `op.apply(function, x)`.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What a class of rules declares.
+    """The declarations of a rule class.
 
     Attributes:
         numbers: the hyperparameters, by field.
-        moments: by name, with the names of their fields filled in.
+        moments: the moments, by name, with the names of their fields filled in.
         options: the fields that `update` may read.
-        host_options: the fields that `numbers` alone reads.
+        host_options: the fields that only `numbers` reads.
     """
 
     numbers: dict[str, Hyperparameter]
@@ -293,7 +294,7 @@ class Declared:
 
 @functools.cache
 def declared(rule: type[Rule]) -> Declared:
-    """Return what a class of rules declares; refuse an unknown scope, and names that are missing or clash."""
+    """Return a rule class's declarations, and raise ValueError if they are invalid or clash."""
     fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
     names = {field.name for field in fields}
     attributes = {key: getattr(rule, key) for base in reversed(rule.__mro__) for key in vars(base)}
@@ -310,7 +311,7 @@ def declared(rule: type[Rule]) -> Declared:
 
 
 def moments_of(rule: Rule) -> dict[str, Moment]:
-    """Return the moments of a rule, by name, with shapes that are functions."""
+    """Return a rule's moments, by name, with functions as shapes."""
     return {
         name: dataclasses.replace(moment, shape=getattr(rule, moment.shape))
         if isinstance(moment.shape, str)
@@ -320,7 +321,7 @@ def moments_of(rule: Rule) -> dict[str, Moment]:
 
 
 def _with_fields(moment: Moment, name: str, fields: set[str]) -> Moment:
-    """Return a moment with its name, and with the fields that go by its name."""
+    """Return a moment with its name, and with the fields named after it."""
     usual = {what: f"{name}_{what}" for what in ("dtype", "rounding")}
     chosen = {what: getattr(moment, what) or (f if f in fields else "") for what, f in usual.items()}
     return dataclasses.replace(moment, name=name, torch=moment.torch or name, **chosen)
@@ -372,7 +373,7 @@ def _check(rule: type[Rule], declarations: Declared, fields: set[str]) -> None:
 
 
 def _check_keys(rule: type[Rule], declarations: Declared) -> None:
-    """Refuse moments whose arrays would share a name in a state, or random words (contract W6)."""
+    """Raise an error if the arrays of two moments share a state key or random words (contract W6)."""
     if {"mu", "trace"} <= declarations.moments.keys():
         name, other = (name for name in declarations.moments if name in ("mu", "trace"))
         raise ValueError(f"{rule.name}: {name} and {other} would share their random words. Rename one.")
@@ -387,7 +388,7 @@ def _check_keys(rule: type[Rule], declarations: Declared) -> None:
 
 
 def _check_entries(rule: type[Rule], declarations: Declared) -> None:
-    """Refuse two fields that give one entry of a param group its default."""
+    """Raise an error if two fields give the same param group entry its default."""
     owners: dict[str, str] = {}
     entries = {field: number.torch for field, number in declarations.numbers.items() if number.owned}
     entries |= {moment.dtype: "" for moment in declarations.moments.values() if moment.dtype}

@@ -1,4 +1,4 @@
-"""One step of a rule on one array, on numbers: the same in every framework."""
+"""One step of a rule on one array, the same in every framework."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,9 @@ from halfstep.rule import Rule
 def updated(
     rule: Rule, numbers: Values, g: Array, p: Array, op: Op, moments: Mapping[str, StepMoment]
 ) -> Array:
-    """Return the update of an array by a rule; of scope "all", the updates of all arrays.
+    """Return a rule's update for an array, or for all arrays if the scope is "all".
 
-    `g` and `p` are float32, tuples where the scope is "all"; `p` is None where the rule reads none.
+    `g` and `p` are float32, and tuples if the scope is "all". `p` is None if the rule reads no weights.
     """
     n = type(numbers)(*(op.wrap(x, Origin.NUMBER) for x in numbers))
     try:
