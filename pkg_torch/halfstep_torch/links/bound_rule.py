@@ -1,6 +1,6 @@
 """A rule for one kind of parameter, as a step runs it: a pure function of tensors.
 
-Hashable, and without a number or a seed, so that equal ones share a compiled kernel.
+It is hashable and has no number or seed, so equal rules share a compiled kernel.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class StepMoment:
     """A moment during one step: the stored value, and the rounding of the new one.
 
     Attributes:
-        value: the float32 values that the step before stored.
+        value: the float32 values stored by the step before.
         arrays: the new state arrays, once `round` was called.
     """
 
@@ -57,18 +57,18 @@ class StepMoment:
 
     @property
     def room(self) -> int:
-        """What `room_for_errors` says of the format."""
+        """`room_for_errors` for the format."""
         return room_for_errors(self._storage.format)
 
     def inverse_root(self, x: Tensor) -> Tensor:
-        """Round x for the new state; return about 1/sqrt(x) of the unrounded x."""
+        """Round x for the new state, and return about 1/sqrt(x) of the unrounded x."""
         codes, inverse = self._storage.encode_with_inverse_root(self._flat(x), self._words)
         self._codes = codes
         self.arrays = {self._storage.key: codes.to(self._storage.format.torch_dtype)}
         return self._shaped(inverse)
 
     def round(self, x: Tensor) -> Tensor:
-        """Round x to the format, once, for the new state; return the float32 value that the update uses."""
+        """Round x to the format, once, for the new state. Return the float32 value for the update."""
         fmt, unit = self._storage.format, self._unit
         z = x if unit is None else into_unit(fmt, x, unit)
         self.arrays, values = self._storage.encode(self._flat(z), self._words)
@@ -119,7 +119,7 @@ class RoundedWeight:
         return round_number(w, self._dtype, words, saturate=False, quiet=True)
 
     def bound(self, x: Tensor, gaps: int) -> Tensor:
-        """Return x, or 2^gaps over the gap at the weight where this is less."""
+        """Return the smaller of x and 2^gaps over the gap at the weight."""
         if not self._words:
             return x
         n, lowest = FLOAT_FORMATS[self._dtype].gap_exponents(gaps)
@@ -134,15 +134,16 @@ class BoundRule:
     """A rule bound to one kind of parameter. Its numbers come with each step.
 
     Attributes:
-        rule: with its options; numbers, dtypes and seeds are None.
-        moments: how each of the rule's moments is stored, in the order of their declaration.
-        wide_weights: whether `update` gets the weights in float32; else in their dtype, which saves a copy.
-        tensor_numbers: whether numbers are 0-d tensors in eager mode too, where torch rounds a quotient of a
-            float and a tensor twice. No rule of ours has one, and floats keep the host quick.
-        weight_dtype: of a rule that rounds the weights itself, their dtype; else "".
+        rule: the rule, with its options. Numbers, dtypes and seeds are None.
+        moments: the storage of the rule's moments, in the order of declaration.
+        wide_weights: whether `update` gets float32 weights. Otherwise they keep their dtype, without a copy.
+        tensor_numbers: whether numbers are 0-d tensors in eager mode too, because torch rounds a quotient of
+            a float and a tensor twice. Our rules have no such quotient and use floats, which are faster on
+            the host.
+        weight_dtype: the dtype of the weights if the rule rounds them itself, else "".
     """
 
-    rule: Any  # a Rule, whose options alone are known: other fields are None
+    rule: Any  # a Rule with only its options: other fields are None
     moments: tuple[StoredMoment, ...] = ()
     wide_weights: bool = True
     tensor_numbers: bool = False
@@ -150,12 +151,12 @@ class BoundRule:
 
     @property
     def scope(self) -> str:
-        """`Rule.scope`: what `update` sees."""
+        """`Rule.scope` of the rule."""
         return self.rule.scope
 
     @property
     def needs_only_norms(self) -> bool:
-        """Whether `update` sees other elements only through norms (`Rule.needs`)."""
+        """Whether `update` uses other elements only through norms (`Rule.needs`)."""
         return self.scope == "elementwise" or self.rule.needs == "norms"
 
     @functools.cached_property
@@ -192,14 +193,14 @@ class BoundRule:
         """Return the outgoing update and the rule's new state arrays.
 
         Args:
-            u: incoming update, float32: a stretch of whole blocks; the whole array, in its shape, for a rule
-                of scope "parameter".
+            u: the incoming update, float32, a run of whole blocks. For a rule of scope "parameter" it is the
+                whole array in its shape.
             p: the weights, float32, in the shape of `u`.
-            state: state arrays of all rules, in the shape of `u`, scales in one row; for a rule of scope
-                "parameter", all in one row.
-            numbers: what `Link.step_numbers` gave; 0-d tensors where a stage is traced.
-            words: of each of the `sources`, from a shape to int32 words.
-            op: the operations; by default those of the scope.
+            state: the state arrays of all rules, in the shape of `u`, with scales in one row. For a rule of
+                scope "parameter" all are in one row.
+            numbers: the result of `Link.step_numbers`, as 0-d tensors while a stage is traced.
+            words: functions from a shape to int32 words, one for each of the `sources`.
+            op: the operations, by default `STEP_OPS` of the scope.
         """
         scope = self.rule.scope
         shape = tuple(p.shape) if scope == "parameter" else None
@@ -215,9 +216,9 @@ class BoundRule:
     def step_moments(
         self, state: Arrays, words: Sequence[Words], shape: Shape | None, numbers: Values = None
     ) -> dict[str, StepMoment]:
-        """Return the moments during one step, by name; where a `shape` is given, as whole arrays in it.
+        """Return the moments during one step by name, as whole arrays if a `shape` is given.
 
-        Without the `numbers` of the step no error is fed back.
+        Without the `numbers` of the step, no error is fed back.
         """
         moments: dict[str, StepMoment] = {}
         for stored, drawn in self._drawn:

@@ -11,12 +11,12 @@ from halfstep_torch.links.link import Link, as_link
 from halfstep_torch.numbers.seeds import LinkSeed
 
 HEADER = "halfstep"
-"""The entry of a group that says by which chain and seeds it is stepped."""
+"""Key of a group's entry for its chain and seeds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Links in the order of their application. Made by `chain`."""
+    """Links in the order in which they are applied, made by `chain`."""
 
     links: tuple[Link, ...]
 
@@ -33,9 +33,8 @@ class Chain:
     def header(self, names: Sequence[str] | None = None, counts: Sequence[int] = ()) -> Group:
         """Return a group's header for state dicts, of plain types that `weights_only=True` loads.
 
-        `counts` are the distinct counts of its parameters, which stand as tensors in their state too. They
-        are a text, as before the first step: LeRobot loads lists of the length that a new optimizer has, and
-        no other.
+        `counts` are the distinct counts of its parameters, which are also tensors in their state. They are
+        stored as a text, because LeRobot loads a list only if its length is the same as in a new optimizer.
         """
         links, seeds = ([getattr(link, key) for link in self.links] for key in ("name", "seed"))
         header = {"spec_version": SPEC_VERSION, "links": links, "seeds": seeds}
@@ -55,14 +54,14 @@ class ChainByOptions:
 def chain(*links: Rule | Chain) -> Chain:
     """Apply transforms one after the other, as `optax.chain` does.
 
-    The first link receives the gradient in float32, each next one what the link before it gave; the weight
-    then becomes nearest(p + u). Rounds nowhere itself.
+    The first link gets the gradient in float32, and each other link gets the result of the link before. The
+    weight then becomes nearest(p + u). `chain` itself does not round.
 
     Args:
-        *links: transforms, rules of your own among them, or chains of these.
+        *links: transforms, including your own rules, or chains of them.
 
     Raises:
-        TypeError: if something else than a transform is given.
+        TypeError: if an argument is not a transform.
         ValueError: if a rule's declarations are wrong, or two links have the same param-group entry or state
             array. Also if a link that applies updates to the weights is not the last link.
 
@@ -72,7 +71,7 @@ def chain(*links: Rule | Chain) -> Chain:
         >>> sorted(tx.entries)
         ['betas', 'eps', 'eps_root', 'lr', 'mu_dtype', 'nu_dtype']
 
-    Source: the form is Optax's.
+    Source: `optax.chain`.
     """
     flat: list[Link] = []
     if not links:

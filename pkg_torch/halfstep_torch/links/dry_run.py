@@ -19,10 +19,9 @@ _ELEMENTS = 6
 def try_rule(caller: str, link: Link, h: Values, info: ParamInfo) -> None:
     """Raise an error unless a rule's update of a parameter is usable.
 
-    Its `update` is run on a few numbers that refuse other operations than operators and `op`. It must return
-    float32 in the shape of the update that it gets. It must round each moment once, and read nothing that the
-    rule does not declare. Where the scope is "elementwise", the result of an element must not depend on the
-    elements beside it.
+    Its `update` runs on a few numbers that support only operators and `op`. It must return float32 in the
+    shape of the incoming update, round each moment once, and read only declared values. If the scope is
+    "elementwise", the result of an element must not depend on other elements.
     """
     bound = link.bind(caller, h, info)
     if bound is None:
@@ -50,7 +49,7 @@ def _few(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _update(bound: BoundRule, numbers: Values, g: Tensor, p: Tensor) -> Tensor:
-    """Return the checked update: on guarded numbers, then on bare tensors."""
+    """Return the update, checked on guarded numbers and then on bare tensors."""
     rule, shape = bound.rule.name, tuple(g.shape)
     op, moments, values = GuardedOp(rule), {}, {}
     for stored in sorted(bound.moments, key=lambda stored: bool(stored.unit)):
@@ -79,11 +78,11 @@ def _update(bound: BoundRule, numbers: Values, g: Tensor, p: Tensor) -> Tensor:
 def bare_update(
     bound: BoundRule, numbers: Values, g: Tensor, p: Tensor, values: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return the update of a step with float32 moments, as the engine takes it, and the new moments."""
+    """Return the update of a step with float32 moments, as in the engine, and the new moments."""
     moments = {name: _BareMoment(x) for name, x in values.items()}
     if bound.tensor_numbers:
         numbers = tensor_numbers(numbers, g.device)
-    # A rule of scope "parameter" may write into what comes in.
+    # A rule of scope "parameter" may write into the incoming update.
     u = bound.rule.update(g.clone(), p, numbers, Moments(bound.rule.name, moments), STEP_OPS[bound.scope])
     return u, *(moment.rounded for moment in moments.values())
 

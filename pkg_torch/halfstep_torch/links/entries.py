@@ -15,7 +15,7 @@ from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_dtypes import as_format
 
 Read = float | Scheduled | Format | None
-"""What a group says of a field, checked."""
+"""Checked value of a field in a param group."""
 Check = Callable[[str, str, Scalar], Read]
 
 
@@ -24,12 +24,13 @@ class Entry:
     """The entry of a param group for a field of a rule.
 
     Attributes:
-        field: of the rule.
-        key: of the entry; "" where the rule alone holds the value.
-        index: of the value in an entry of several, else None.
-        count: of the values in that.
+        field: the name of the rule's field.
+        key: the key of the entry, or "" if only the rule holds the value.
+        index: the index of the value in an entry with several values, else None.
+        count: the number of values in such an entry.
         owned: whether the rule gives the entry its default.
-        check: from (caller, name, value) to the value in canonical form; raises for a wrong one.
+        check: a function from (caller, name, value) to the value in canonical form, which raises if it is
+            wrong.
     """
 
     field: str
@@ -53,7 +54,7 @@ class Entry:
 def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
     """Return the entries that a class of rules reads, in the order of its fields."""
     declarations = declared(rule)
-    # Weights are kept in one format, which is no choice of groups: other chains do not know it.
+    # The format of kept weights is not an entry of groups, because other chains do not have it.
     formats = {m.dtype: None if m.copies_weights else "" for m in declarations.moments.values() if m.dtype}
     places: dict[str, str | None] = {field: number.torch for field, number in declarations.numbers.items()}
     places |= formats
@@ -74,7 +75,7 @@ def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
 
 def _check_of(number: Hyperparameter) -> Check:
     def check(caller: str, name: str, value: Scalar) -> Read:
-        # State dicts hold numbers: of all entries, a function may stand for the learning rate alone.
+        # State dicts hold numbers, so only the learning rate may be a function.
         if number.schedule and number.torch == "lr" and callable(value):
             return Scheduled(caller, name, value)  # pyright: ignore[reportArgumentType]
         if value is None and number.none is not None:

@@ -9,7 +9,7 @@ from halfstep.hyperparameters import Arguments
 from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.links.chain import HEADER
 
-# Arguments of torch's own optimizers that ask for nothing where they have these values.
+# Arguments of torch's own optimizers that have no effect with these values.
 ASKS_FOR_NOTHING = {
     "amsgrad": (False, None),
     "capturable": (False, True, None),
@@ -28,7 +28,7 @@ _FIXED_RATE = (
     "clip_by_block_rms(1.0), scale_by_learning_rate(lr), round_stochastically())."
 )
 _WAYS = {"scale_parameter": _FIXED_RATE, "relative_step": _FIXED_RATE}
-# What is an entry, or an argument, of some optimizer here or in JAX. Tags of other libraries are not.
+# Entries and arguments of the optimizers here and in JAX. Tags of other libraries are not included.
 ELSEWHERE = frozenset(
     """
     accumulator_dtype adam_eps adam_lr adam_lr_ratio adam_mu_dtype adam_mu_rounding adam_weight_decay
@@ -40,7 +40,7 @@ ELSEWHERE = frozenset(
     weight_decay
     """.split()
 )
-# What is close to no entry, and meant as one.
+# Names that resemble no entry, and the entry that is meant.
 _MEANT = {"learning_rate": "lr", "schedule": "lr, which may be a function of the step", "b1": "betas"}
 _MEANT |= {"b2": "betas", "accumulator_dtype": "mu_dtype", "adam_lr": "adam_lr_ratio"}
 

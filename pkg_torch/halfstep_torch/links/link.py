@@ -1,8 +1,8 @@
 """A link of a chain: a rule, read from a param group, and bound to a kind of parameter.
 
-A `Link` lives with the optimizer: it reads its entries of a param group, checks them and turns them into the
-float32 numbers of a step. `bind` makes of it, for one kind of parameter, a `BoundRule`: all choices made, no
-number known.
+The optimizer keeps a `Link`, which reads its entries of a param group, checks them and turns them into the
+float32 numbers of a step. `bind` returns a `BoundRule` for one kind of parameter, which has all choices but
+no numbers.
 """
 
 import collections
@@ -42,9 +42,9 @@ class ParamInfo(NamedTuple):
     """The facts that decide how a parameter is stepped, besides numbers.
 
     Attributes:
-        dtype: of the weights, as the rule sees them.
-        shape: of the parameter.
-        name: of the parameter, where a rule of the chain reads names.
+        dtype: the dtype of the weights in `update`.
+        shape: the shape of the parameter.
+        name: the name of the parameter, if a rule of the chain reads names.
     """
 
     dtype: torch.dtype
@@ -53,10 +53,10 @@ class ParamInfo(NamedTuple):
 
 
 class LateNumbers(dict):
-    """What a link measured, where the numbers stay on a device, as 0-d tensors.
+    """Numbers that a link measured, kept on a device as 0-d tensors.
 
     Attributes:
-        rows: all of them, for each of at least as many parameters as there are: float32.
+        rows: all numbers, float32, with at least one row for each parameter.
     """
 
     def __init__(self, names: Sequence[str], rows: Tensor) -> None:
@@ -67,17 +67,18 @@ class LateNumbers(dict):
 class Link(Rule):
     """A link of a torch chain: the base of rules that only torch has.
 
-    A `Rule` of both frameworks needs none of what stands here: `chain` makes a link of it (`RuleLink`).
+    A `Rule` of both frameworks needs nothing from this class, because `chain` makes a link of it
+    (`RuleLink`).
 
     Attributes:
-        last: whether the rule must be the last of its chain, or of what another such rule wraps.
-        wrapped_links: how many rules before this rule see the float32 weights that it keeps.
-        seed: of the words that the rule's moments read; a tuple where they read several (`WordSource`).
-        reads_names: whether what it does depends on the name of the parameter.
-        measures: whether it has numbers that depend on all gradients at once (`measure`); it is then the
-            first of its chain.
-        needs_finite: whether one infinity or NaN of a gradient would spread over all of its parameter, so
-            that a step refuses it before anything changes.
+        last: whether the rule must be the last in its chain, or in the chain that such a rule wraps.
+        wrapped_links: the number of rules before this rule that get the float32 weights it keeps.
+        seed: the seed of the moments' random words, or a tuple for several sources (`WordSource`).
+        reads_names: whether the rule depends on the parameter's name.
+        measures: whether some numbers depend on all gradients (`measure`). The rule must then be the first
+            in its chain.
+        needs_finite: whether an infinity or NaN in a gradient would spread over the whole parameter. A step
+            then raises before anything changes.
     """
 
     last = False
@@ -87,34 +88,34 @@ class Link(Rule):
     measures = False
     needs_finite = False
 
-    # What a rule of torch may say of itself.
+    # Methods that a rule of torch may override.
 
     def measure(self, h: Values, norms: Callable[[bool], Tensor]) -> Mapping[str, Tensor]:
         """Return numbers for `update` that depend on all gradients, such as their norm.
 
-        `norms` returns the norms of the gradients of all parameters that the rule touches, wherever they are.
-        It works as `numbers.norms.norms`, given whether the norms are to be exact. The numbers are float32 or
+        `norms` returns the gradient norms of all parameters that the rule touches, on any device. Its
+        argument is whether the norms must be exact, as in `numbers.norms.norms`. The numbers are float32 or
         0-d tensors.
         """
         return {}
 
     def is_noop(self, h: Values, info: ParamInfo) -> bool:
-        """Whether the rule leaves every update of such a parameter unchanged, given its hyperparameters."""
+        """Whether the rule never changes the update of such a parameter, given its hyperparameters."""
         return False
 
     def touches(self, name: str, param: Tensor) -> bool:
-        """Whether the rule touches this parameter at all; asked once per parameter."""
+        """Whether the rule touches this parameter. It is called once per parameter."""
         return True
 
     def check_choice(self, caller: str, h: Values, infos: Sequence[ParamInfo]) -> None:
         """Raise ValueError if the rule selects from the parameters of a group and finds none."""
         return
 
-    # What follows from the declarations.
+    # Properties derived from the declarations.
 
     @property
     def rule(self) -> Rule:
-        """The rule whose declarations and arithmetic these are."""
+        """The rule with the declarations and the arithmetic."""
         return self
 
     @property
@@ -124,7 +125,7 @@ class Link(Rule):
 
     @property
     def entries(self) -> Group:
-        """Param-group entries that the rule owns, with their defaults; a group's own value wins."""
+        """Param-group entries of the rule with their defaults, which groups may override."""
         entries: Group = {}
         for entry in self.entry_fields:
             if entry.owned:
@@ -149,9 +150,9 @@ class Link(Rule):
         return dataclasses.replace(self, seed=seed) if has_field(self, "seed") else self
 
     def step_numbers(self, h: Values, step: int, measured: Mapping[str, Tensor] | None = None) -> Values:
-        """Return the float32 numbers of one step by name; a rule of halfstep gets `DecayRate`s.
+        """Return the float32 numbers of one step by name. A rule of halfstep gets `DecayRate`s.
 
-        `step` is the count after its increment; `measured` is what `measure` gave, for a rule that measures.
+        `step` is the count after its increment. `measured` is the result of `measure`, if the rule has one.
         """
         values, given, ours = {}, {}, is_ours(type(self.rule))
         for field, number in declared(type(self.rule)).numbers.items():
@@ -159,7 +160,7 @@ class Link(Rule):
             value = value.at(step) if isinstance(value, Scheduled) else value
             values[field] = np.float32(value)
             given[field] = DecayRate.of(value) if number.is_rate and ours else value
-        with np.errstate(all="ignore"):  # infinities are numbers too: at lr = 0 nothing moves
+        with np.errstate(all="ignore"):  # infinities are allowed: at lr = 0 nothing moves
             op: Any = NumbersOp(h, step)  # of NumPy's scalars, as `halfstep.op.NumbersOp` of Numbers
             numbers = given | self._made_numbers(values, step, op)
         numbers.update(measured or {})
@@ -171,9 +172,9 @@ class Link(Rule):
         """Return the numbers of `step_numbers` in the order of `flat`, as tensors.
 
         Args:
-            values: of the fields that are numbers, by name.
-            counts: int64, after their increment, in a column.
-            coming: as `TensorNumbersOp` has it.
+            values: the values of fields that are numbers, by name.
+            counts: the counts after their increment, an int64 column.
+            coming: as in `TensorNumbersOp`.
 
         Raises:
             NotImplementedError: if the rule needs the host.
@@ -209,7 +210,7 @@ class Link(Rule):
         return fed_back(self.rule)
 
     def bind(self, caller: str, h: Values, info: ParamInfo) -> "BoundRule | None":
-        """Return the rule bound to such parameters, given the values of `read`; None if it has no effect."""
+        """Return the rule bound to such parameters with the values of `read`, or None without effect."""
         if self.is_noop(h, info):
             return None
         rule = self.rule
@@ -218,12 +219,12 @@ class Link(Rule):
         unknown = {field.name: None for field in dataclasses.fields(rule) if field.name not in known}
         bare, theirs = dataclasses.replace(rule, **unknown), not is_ours(type(rule))
         weight_dtype = dtype_name(info.dtype) if rule.rounds_weights else ""
-        # Norms are in float32, whatever the dtype.
+        # Norms are in float32 for weights of any dtype.
         wide = theirs or (bool(rule.reads_params) and rule.needs != "norms")
         return BoundRule(bare, moments, wide, tensor_numbers=theirs, weight_dtype=weight_dtype)
 
     def bind_key(self, h: Values) -> tuple:
-        """Return the hyperparameters that `bind` reads: the bound rule stays while they do."""
+        """Return the hyperparameters that `bind` reads. The bound rule is kept until they change."""
         cls = type(self)
         if cls.is_noop is not Link.is_noop or cls.bind is not Link.bind:
             return tuple(h)
@@ -247,7 +248,7 @@ class RuleLink(Link):
         return self.inner
 
     def __post_init__(self) -> None:
-        """Take the rule's declarations; the link is the last if the rule rounds the weights."""
+        """Copy the rule's declarations. The link must be the last if the rule rounds the weights."""
         rule = self.inner
         vars(self).update(
             name=rule.name, scope=rule.scope, last=rule.rounds_weights, seed=getattr(rule, "seed", None)
@@ -299,7 +300,7 @@ def link_of(rule: Callable[P, R], make: Callable[[R], L] = checked_rule) -> Call
 
 
 def check_bounds(rule: Rule, caller: str, h: Values) -> None:
-    """Refuse a lower bound above its upper bound."""
+    """Raise ValueError if a lower bound is above its upper bound."""
     for low, high in rule.ordered:
         check_order(caller, low, getattr(h, low), high, getattr(h, high))
 

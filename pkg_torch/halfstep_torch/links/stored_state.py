@@ -31,11 +31,11 @@ class StoreState(Link):
 
     Attributes:
         inner: the wrapped link.
-        format: of its arrays.
-        stochastic: how they are rounded.
-        select: which of them; None for all.
-        prefix: of their names: the place of the rule in a wrapped chain.
-        seed: of the wrapped rule, and of the arrays' words.
+        format: the format of its state arrays.
+        stochastic: whether they are rounded stochastically.
+        select: the function that selects arrays, or None for all.
+        prefix: the prefix of their names, from the rule's index in a wrapped chain.
+        seed: the seed of the wrapped rule, and the seed for rounding the arrays.
     """
 
     inner: Link
@@ -46,10 +46,10 @@ class StoreState(Link):
     seed: LinkSeed
 
     def __post_init__(self) -> None:
-        """Take the declarations of the wrapped link."""
+        """Copy the declarations of the wrapped link."""
         inner = self.inner
         said = {
-            # What state dicts and messages call it: the formats must agree.
+            # The name in state dicts and messages, which has the format because formats must agree.
             "name": f"{_CALLER}({inner.name}, {_description(self.format)})",
             "scope": inner.scope,
             "reads_names": self.select is not None or inner.reads_names,
@@ -100,7 +100,7 @@ class StoreState(Link):
             )
 
     def _stored(self, moment: StoredMoment, info: ParamInfo) -> StoredMoment:
-        """Return the storage of a moment: the wrapped rule's, unless the moment is selected."""
+        """Return the storage of a moment, which is the wrapped rule's unless the moment is selected."""
         array = moment.arrays[moment.key]
         fmt = self.format.for_shape(array.shape(info.shape))
         too_small = self.format.scaled and not fmt.scaled

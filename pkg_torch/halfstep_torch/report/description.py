@@ -1,7 +1,7 @@
 """The formats, roundings, storage and bytes of each parameter in an optimizer, and the reasons.
 
-A format that was asked for is not what every parameter gets: small arrays stay in float32, and float32
-weights need no storage.
+Not every parameter gets the requested format. Small arrays stay in float32, and float32 weights need no
+storage.
 """
 
 import dataclasses
@@ -34,18 +34,18 @@ from halfstep_torch.storage.stored_moment import StoredMoment
 from halfstep_torch.weights.weight_rule import NearestWeights, RoundedWeights
 
 Bytes = tuple[int, int]
-"""In all, and in this process."""
+"""Bytes in all processes, and in this process."""
 
 
 def describe(optimizer: Optimizer) -> Description:
-    """Describe every array of a run: its format, its rounding, and the reason for both.
+    """Describe every array of a run, with its format, its rounding, and the reason for both.
 
-    Nothing is changed, and the optimizer may be fresh: state is described as the next step will have it.
-    Where a rule of your own has no kernel, the reason of the weight names the operation without a generated
-    form. DTensors show the bytes of this process beside those of all.
+    Nothing is changed. The optimizer may be new, because state is described as after the next step. If your
+    own rule has no kernel, the reason of the weight names the operation without a generated form. DTensors
+    show the bytes in this process beside the total.
 
     Args:
-        optimizer: of this package.
+        optimizer: an optimizer of this package.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -72,7 +72,7 @@ def described(optimizer: Optimizer) -> Iterator[tuple[Tensor, list[ArrayDescript
 
 
 def array_bytes(optimizer: Optimizer, param: Tensor, plan: Plan) -> dict[str, Bytes]:
-    """Return the bytes of each state array of a parameter; a frozen one has none."""
+    """Return the bytes of each state array of a parameter, none if it is frozen."""
     if is_frozen(optimizer, param):
         return {}
     placed, whole = state_placements(plan, param), tuple(param.shape)
@@ -86,7 +86,7 @@ def array_bytes(optimizer: Optimizer, param: Tensor, plan: Plan) -> dict[str, By
 
 
 def is_frozen(optimizer: Optimizer, param: Tensor) -> bool:
-    """Whether a parameter gets no gradient, and never got state."""
+    """Whether a parameter gets no gradient and has no state."""
     return not param.requires_grad and param.grad is None and not optimizer.state.get(param)
 
 
@@ -114,7 +114,7 @@ def _rows(
 def _without_form(
     optimizer: Optimizer, links: Sequence[tuple[Link, Values]], param: Tensor, plan: Plan
 ) -> str:
-    """Return the operation for which a user's rule has no kernel; "" if there is none, or none is wanted."""
+    """Return the operation for which a user's rule has no kernel, or "" if none is missing or wanted."""
     if optimizer._compile.choice is False or is_frozen(optimizer, param):
         return ""
     for k, places in enumerate(plan.bounds):
@@ -130,7 +130,7 @@ def _without_form(
 
 
 def _first_numbers(link: Link, h: Values) -> Values:
-    """Return numbers of a first step, as if the norm of all gradients was 1."""
+    """Return the numbers of a first step for gradients with norm 1."""
     measured = link.measure(h, lambda exact: torch.ones(2)) if link.measures else None
     return link.step_numbers(h, 1, measured)
 
@@ -185,7 +185,7 @@ def _row(
 
 
 def _asked_format(link: Link, h: Values, name: str) -> Format | None:
-    """Return the requested format; None for the default."""
+    """Return the requested format, or None for the default."""
     asked = getattr(link, "format", None)
     if isinstance(asked, Format):
         return asked

@@ -1,7 +1,7 @@
-"""What 16 bits cost a run: updates and decay that rounding drops, moments that freeze, norms that are wrong.
+"""Losses of a run in 16 bits: updates and decay lost to rounding, frozen moments, and wrong norms.
 
-Nothing here knows how an optimizer works. Copies of it take a step: as it is, with float32 weights, with
-gradients of zero. What they leave where it was is what would be lost.
+The diagnosis does not depend on the kind of optimizer. Copies take a step, once unchanged, once with float32
+weights, and once with zero gradients. Values that do not change in these steps are counted as lost.
 """
 
 import inspect
@@ -29,9 +29,9 @@ from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.ends import count_outside
 
 _FUNCTION = "diagnose"
-# Writes to a gradient from which it is a sum: unscaling and clipping are two.
+# From this number of writes a gradient is a sum. Unscaling and clipping are two writes.
 _WRITES = 3
-# Autograd, and whatever changes a tensor in place, counts that here: a private name of torch.
+# torch counts writes to a tensor in this attribute, which is private.
 _VERSION = "_version"
 
 
@@ -47,25 +47,25 @@ _TERMS = Wording(
 
 
 def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimizer) -> Diagnosis:
-    """Report what rounding would lose in the next step of any `torch.optim.Optimizer`, ours or not.
+    """Report the losses from rounding in the next step of any `torch.optim.Optimizer`.
 
     Call it after backward (under a GradScaler after `unscale_`), before the step, best after some steps of
-    training. Where parameters are DTensors, all processes call it together, and all get the counts of the
-    whole model. Copies of the 16-bit parameters take trial steps with the optimizer's own numbers. One step
-    is as it would be. One has weights in float32, and for other packages state too. One has gradients of
-    zero, and shows the decay and the rates of moments. Weights, state, gradients and random generators stay
-    as they are; at the peak there are two copies more of weights, gradients and state.
+    training. If parameters are DTensors, all processes call it together and get counts for the whole model.
+    Copies of the 16-bit parameters take trial steps with the optimizer's own numbers. The first is the usual
+    step. The second has float32 weights and, for optimizers of other packages, float32 state. The third has
+    zero gradients, and shows the decay and the rates of moments. Weights, state, gradients and random
+    generators do not change. Peak memory rises by two copies of weights, gradients and state.
 
-    An update is lost if the float32 step moves a weight and the step itself does not. Optimizers that round
-    stochastically, or that keep rounding errors and add them later, are right on average: they lose none.
-    Float32 parameters lose nothing.
+    An update is lost if the float32 step moves a weight and the usual step does not. Optimizers that round
+    stochastically, or add rounding errors in later steps, are right on average and lose no updates. Float32
+    parameters lose none either.
 
     Args:
         params: the model, `model.named_parameters()` or parameters, for the names.
-        optimizer: that is to step them.
+        optimizer: the optimizer of the parameters.
 
     Raises:
-        TypeError: if it is no optimizer, or one whose step needs a closure.
+        TypeError: if it is not an optimizer, or its step needs a closure.
         ValueError: if no parameter has a gradient.
 
     Example:
@@ -113,14 +113,14 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
 
 
 def _placed_grad(p: Tensor) -> Tensor:
-    """Return a gradient in the placements of its weight: its shards may be partial sums."""
+    """Return a gradient in the placements of its weight, also from partial sums."""
     assert p.grad is not None
     grad = p.grad.detach()
     return grad.redistribute(placements=p.placements) if is_sharded(p) and is_sharded(grad) else grad
 
 
 def _plain_norm(grads: list[Tensor]) -> float:
-    """Return the norm that torch clips by; its function does not mix shards with whole tensors."""
+    """Return the norm by which torch clips. Its function does not mix shards with whole tensors."""
     kinds = [[g for g in grads if is_sharded(g) == sharded] for sharded in (False, True)]
     norms: list[Tensor] = [torch.nn.utils.get_total_norm(of_kind) for of_kind in kinds if of_kind]
     return math.hypot(*(float(x.full_tensor() if is_sharded(x) else x) for x in norms))
@@ -134,7 +134,7 @@ def _largest(grad: Tensor) -> float:
 def _outside(
     optimizer: torch.optim.Optimizer, grads: Mapping[Tensor, Tensor], names: Mapping[Tensor, str]
 ) -> dict[str, dict[str, Ends]]:
-    """Return by format and name how many gradients are outside of the range of their second moment."""
+    """Return, by format and name, counts of gradients outside the range of their second moment."""
     dtypes = {
         param: moment.format.dtype
         for _, param, plan in (optimizer.plans() if isinstance(optimizer, Optimizer) else ())
@@ -150,7 +150,7 @@ def _outside(
 
 
 def _nonfinite(arrays: Iterable[Tensor]) -> Count:
-    """Return how many infinities and NaN there are, and of how many elements."""
+    """Return the number of infinities and NaN, and the number of elements."""
     arrays = list(arrays)
     here = [local_part(x.detach()) for x in arrays]
     counts = total_counts(arrays, [(int((~torch.isfinite(x)).sum()), x.numel()) for x in here])
@@ -158,7 +158,7 @@ def _nonfinite(arrays: Iterable[Tensor]) -> Count:
 
 
 def _lost_by_compensation(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[Tensor, Count]:
-    """Return how many updates are too small for Kahan's sum: under 2^-18 of a weight (P4)."""
+    """Return the number of updates too small for Kahan's sum, under 2^-18 of a weight (P4)."""
     due = weights_after(optimizer, params, wide=True)
     counts = []
     for p in params:
@@ -185,9 +185,9 @@ def _checked(optimizer: object) -> torch.optim.Optimizer:
 
 
 def _sums_rounded(params: list[Tensor]) -> float:
-    """Return the share of gradients that were summed in 16 bits, as far as one process can see it."""
+    """Return the share of gradients summed in 16 bits, as seen from one process."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return 0.0  # wrappers write to gradients to bring them to other processes
+        return 0.0  # wrappers write to gradients when they reduce them over processes
     grads = [(p, p.grad) for p in params if p.grad is not None]
     if grads and not hasattr(grads[0][1], _VERSION):
         say_once(f"{_FUNCTION}: torch counts no writes to a tensor any more: sums in 16 bits are not seen.")
@@ -200,7 +200,7 @@ def _sums_rounded(params: list[Tensor]) -> float:
 def _lost(
     params: list[Tensor], due: Mapping[Tensor, Tensor], real: Mapping[Tensor, Tensor]
 ) -> dict[Tensor, Count]:
-    """Return how many weights do not move, of those that float32 would move."""
+    """Return the number of weights that do not move, but would move in float32."""
     counts = []
     for p in params:
         here = local_part(p.detach())
@@ -210,7 +210,7 @@ def _lost(
 
 
 def _decay_lost(optimizer: torch.optim.Optimizer, lossy: list[Tensor]) -> list[Count] | None:
-    """Return how much of the decay a first step with zero gradients loses; None without decay."""
+    """Return the decay lost in a first step with zero gradients, or None without decay."""
     decayed = {p for group in optimizer.param_groups if group.get("weight_decay") for p in group["params"]}
     if not decayed:
         return None

@@ -1,4 +1,4 @@
-"""What `python -m halfstep` needs of this package: devices, compilers, and steps on one device."""
+"""Devices, compilers, and steps on one device, for `python -m halfstep`."""
 
 import importlib.metadata
 import importlib.util
@@ -13,7 +13,7 @@ from halfstep.kernels.build import find_cc, folder
 from halfstep_torch.rules.adam import AdamW
 
 MODES = ("plain steps", *(["kernels"] if find_cc() else []))
-"""In which ways steps are taken."""
+"""Ways to run a step."""
 
 
 def about() -> list[str]:
@@ -59,9 +59,9 @@ def final_weights(
 
 
 def warm(recipe: Arguments) -> list[str]:
-    """Build AdamW's kernels of bfloat16 weights for each device; return in words where they are kept.
+    """Build AdamW's kernels for bfloat16 weights on each device, and return lines that say where they are.
 
-    A recipe may store moments of vectors otherwise than those of matrices.
+    A recipe may store the moments of vectors and of matrices differently.
     """
     said = []
     for device in devices():

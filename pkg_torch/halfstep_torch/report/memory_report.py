@@ -15,19 +15,19 @@ from halfstep_torch.report.description import Bytes, array_bytes, is_frozen
 from halfstep_torch.report.temporaries import temporary_bytes
 
 STEP = "step"
-"""The count of a parameter, an int64."""
+"""Key for the count of a parameter, an int64."""
 
 
 def memory_report(model: torch.nn.Module, optimizer: Optimizer | None = None) -> MemoryReport:
     """Report the bytes that weights, gradients and state take, or will take, beside float32 AdamW.
 
-    Computed from shapes and formats, so the model may be on the meta device. Activations are not part of it.
-    State is that after the first step; frozen parameters have none. A device is this process. Temporaries of
-    a step, as of Muon and Adafactor, are those on a GPU, and come on top of the totals.
+    The bytes are computed from shapes and formats, so the model may be on the meta device. Activations are
+    not included. State is as after the first step, and frozen parameters have none. A device is this process.
+    Temporaries of a step, as in Muon and Adafactor, are as on a GPU, and are not in the totals.
 
     Args:
-        model: its parameters are counted, stepped or not.
-        optimizer: of this package.
+        model: the model. Parameters that are not optimized are counted too.
+        optimizer: an optimizer of this package.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -56,7 +56,7 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer | None = None) ->
 
 
 def _part(params: Sequence[Tensor], states: dict[Tensor, dict[str, Bytes]]) -> MemoryReport:
-    """Return the report of some parameters."""
+    """Return the report for some parameters."""
     in_all, here, float32 = Counter(), Counter(), Counter()
     for p in params:
         size, on_one = p.numel(), math.prod(window_of(p).shape)

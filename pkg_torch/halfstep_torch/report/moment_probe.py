@@ -18,13 +18,13 @@ from halfstep_torch.storage.ends import count_at_ends
 from halfstep_torch.storage.stored_moment import State
 
 PAIRS = {"exp_avg_sq": "exp_avg"}
-"""The keys of second moments, and of the first ones beside them."""
+"""Keys of second moments, and of the first moment beside each."""
 
 
 def diagnose_moments(
     optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]
 ) -> dict[str, MomentDiagnosis]:
-    """Return how moments of named parameters fare, by key, as a step with no gradient shows it."""
+    """Return the diagnosis of named parameters' moments by key, from a step with zero gradients."""
     params = [p for p in names if optimizer.state.get(p)]
     narrow: set[tuple[Tensor, str]] = set()
 
@@ -32,7 +32,7 @@ def diagnose_moments(
         if x.dtype not in NARROW or not is_moment(p, key, x):
             return x
         narrow.add((p, key))
-        # The next number above 1: there the gap below is the largest share of the number.
+        # The next number above 1, where the gap below is the largest relative to the number.
         return torch.full_like(x, 1 + torch.finfo(x.dtype).eps)
 
     trial, copies = copy_of(optimizer, params, torch.zeros_like, torch.zeros_like, state)
@@ -84,7 +84,7 @@ def _count_ends(
 
 
 def float32_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, list[Tensor]]:
-    """Return the moments of parameters by key: ours decoded, others' floating-point arrays."""
+    """Return the moments by key. Ours are decoded, and others are floating-point arrays."""
     moments: dict[str, list[Tensor]] = defaultdict(list)
     if isinstance(optimizer, Optimizer):
         states = decoded_states(optimizer, {p for p in params if optimizer.state.get(p)})

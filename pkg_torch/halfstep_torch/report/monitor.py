@@ -1,4 +1,4 @@
-"""A monitor of a run: every N steps it measures on the device the losses by rounding."""
+"""A monitor of a run, which measures losses from rounding on the device every N steps."""
 
 import math
 
@@ -21,7 +21,7 @@ from halfstep_torch.report.probe_steps import (
 from halfstep_torch.storage.ends import count_at_ends
 
 Before = dict[Tensor, tuple[Tensor, float | None]]
-"""Of each parameter, before a step, its first elements and how many steps its state counts."""
+"""First elements and step count of each parameter before a step."""
 
 
 class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
@@ -33,7 +33,7 @@ class Monitor(monitor.Monitor):  # noqa: D101 (its base has it)
         self._optimizer = any_optimizer("Monitor", optimizer)
 
     def read(self) -> dict[str, float] | None:
-        """Return a row at every `every`-th call, of the step that was taken, else None."""
+        """Return a row for the last step at every `every`-th call, else None."""
         return self._row()
 
     def _corners(self) -> Before:
@@ -71,27 +71,27 @@ def _corner(p: Tensor) -> Tensor:
 
 
 def _steps(optimizer: torch.optim.Optimizer, p: Tensor) -> float | None:
-    """Return how many steps of a parameter its state counts; None where it does not count."""
+    """Return the step count in a parameter's state, or None if it has none."""
     step = optimizer.state.get(p, {}).get("step")
     return float(step) if isinstance(step, (int, float, Tensor)) else None
 
 
 @torch.no_grad()
 def _measured(optimizer: torch.optim.Optimizer, before: Before) -> list[float]:
-    """Return lost updates as a share, the squares of both norms, and how many weights are not finite."""
+    """Return the share of lost updates, the squares of both norms, and the number of nonfinite weights."""
     lossy = set(rounded_to_nearest(optimizer, [p for p in before if p.dtype in NARROW]))
     sums = {p: _sums(optimizer, p, old, p in lossy) for p, old in before.items()}
     numbers = _totals(sums)
     lost, due, moved, weights = numbers
     nonfinite = 0.0
-    # A sum of squares that is finite has finite summands: then nothing is counted one by one.
+    # A finite sum of squares has finite summands, so no element needs to be counted.
     if not all(map(math.isfinite, numbers)):
         (nonfinite,) = _totals({p: (~local_part(p).isfinite()).sum().reshape(1).float() for p in before})
     return [lost / max(due, 1), moved, weights, nonfinite]
 
 
 def _totals(sums: dict[Tensor, Tensor]) -> list[float]:
-    """Return the sums over all parameters; for DTensors, over the processes of their mesh."""
+    """Return the sums over all parameters and, for DTensors, over the processes of their mesh."""
     plain = [p for p in sums if not is_sharded(p)]
     totals = [_total([sums[p] for p in plain])] if plain else []
     for mesh, params in by_mesh([p for p in sums if is_sharded(p)], lambda p: p).items():
@@ -107,10 +107,10 @@ def _total(rows: list[Tensor]) -> Tensor:
 def _sums(
     optimizer: torch.optim.Optimizer, p: Tensor, before: tuple[Tensor, float | None], lossy: bool
 ) -> Tensor:
-    """Return for a weight: lost updates, updates, and the squared norms of its movement and of itself."""
+    """Return a weight's lost updates, its updates, and the squared norms of its movement and itself."""
     old, steps = before
     here, now = local_part(p.detach()), _corner(p)
-    # A scaler leaves steps out, and gradients may still be added: then the state has not counted a step.
+    # The count does not rise if a scaler skips a step, or if gradients are still accumulated.
     taken = p.dtype in NARROW and (steps is None or steps != _steps(optimizer, p))
     due = torch.full(now.shape, taken, device=now.device)
     if lossy and taken:

@@ -1,6 +1,6 @@
 """Trial steps on copies of an optimizer, which itself does not change.
 
-Of whatever optimizer: its own `step` runs, on copies of parameters, gradients and state.
+They work with any optimizer, because its own `step` runs on copies of parameters, gradients and state.
 """
 
 import copy
@@ -20,9 +20,9 @@ from halfstep_torch.storage.stored_moment import State, StoredMoment
 from halfstep_torch.weights.weight_rule import NearestWeights, WeightRule
 
 NARROW = (torch.bfloat16, torch.float16)
-# Parts of the names under which optimizers keep rounding errors of weights.
+# Substrings of the state keys under which optimizers keep rounding errors of weights.
 _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
-# An optimizer's own memory of its last step, and attributes that others have added.
+# Attributes for the last step, and attributes added by other libraries.
 _NOT_COPIED = (
     "_launches",
     "_replayed",
@@ -41,8 +41,8 @@ _NOT_COPIED = (
 Change = Callable[[Tensor], Tensor]
 
 
-def any_optimizer(caller: str, optimizer: Any) -> torch.optim.Optimizer:  # or what wraps one
-    """Return the optimizer of any library inside a wrapper; refuse other objects."""
+def any_optimizer(caller: str, optimizer: Any) -> torch.optim.Optimizer:  # or a wrapper
+    """Return the optimizer of any library inside a wrapper. Raise TypeError for other objects."""
     optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{caller}: optimizer is {type(optimizer).__name__}. Pass a torch.optim.Optimizer.")
@@ -58,7 +58,7 @@ def copy_of(
 ) -> tuple[torch.optim.Optimizer, dict[Tensor, torch.nn.Parameter]]:
     """Return a copy of an optimizer on copies of its parameters, and the copies by parameter.
 
-    `weight`, `grad` and `state` make the copies of each; without `state`, theirs is fresh.
+    `weight`, `grad` and `state` are functions that copy them. Without `state`, the copies have no state.
     """
     copies = {p: torch.nn.Parameter(weight(p.detach()).clone()) for p in params}
     groups = []
@@ -91,18 +91,18 @@ def _like(
     defaults = dict(optimizer.defaults)
     trial: Any = copy.copy(optimizer)  # which may be ours
     for name in optimizer.defaults.keys() - defaults.keys():
-        del optimizer.defaults[name]  # torch writes into what it has copied
-    # A copy has the pickled attributes: torch's optimizers leave out those of a subclass.
+        del optimizer.defaults[name]  # torch writes into the copied dict
+    # A copy has only the pickled attributes, and torch's optimizers do not pickle a subclass's own.
     for name, x in vars(optimizer).items():
         if name not in _NOT_COPIED and "_hooks" not in name:
             setattr(trial, name, x)
     trial.defaults, trial.param_groups, trial.state = defaults, groups, states
-    trial._compared = ""  # a trial is nothing that other processes compare theirs with
+    trial._compared = ""  # other processes do not compare a trial with theirs
     return trial
 
 
 def _name_dtypes(group: Group, states: list[State]) -> None:
-    """Name the dtypes of moments that follow the weights, as the copies have another dtype."""
+    """Set the dtypes of moments that follow the weights, because the copies have another dtype."""
     keys = {"mu_dtype": "exp_avg", "nu_dtype": "exp_avg_sq", "accumulator_dtype": "momentum_buffer"}
     for entry, key in keys.items():
         dtypes = [state[key].dtype for state in states if key in state]
@@ -112,7 +112,7 @@ def _name_dtypes(group: Group, states: list[State]) -> None:
 
 def take_step(trial: torch.optim.Optimizer) -> None:
     """Step a copy."""
-    # Of the class: a scheduler patches the step of the optimizer itself.
+    # The step of the class, because a scheduler patches the step of the object.
     type(trial).step(trial)
 
 
@@ -121,7 +121,7 @@ def weights_after(
 ) -> dict[Tensor, Tensor]:
     """Return the weights after a step of copies, in float32 if `wide`.
 
-    With `decay` it is a first step, with gradients of zero.
+    With `decay` it is a first step with zero gradients.
     """
     ours = isinstance(optimizer, Optimizer)
 
@@ -143,14 +143,14 @@ def weights_after(
 def second_moments(
     optimizer: torch.optim.Optimizer,
 ) -> Iterator[tuple[Tensor, StoredMoment, StoredMoment, dict[str, Tensor]]]:
-    """Yield each of our second moments: parameter, second and first moment, local state."""
+    """Yield (parameter, second moment, first moment, local state) for each of our second moments."""
     for _, param, plan in optimizer.plans() if isinstance(optimizer, Optimizer) else ():
         state = {key: local_part(x) for key, x in optimizer.state.get(param, {}).items()}
         yield from ((param, second, first, state) for second, first in plan.second_moments if state)
 
 
 def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
-    """Return the parameters that are known to be rounded to nearest, with nothing kept."""
+    """Return the parameters known to be rounded to nearest, without kept rounding errors."""
     if isinstance(optimizer, Optimizer):
         rules = _weight_rules(optimizer)
         return [p for p in params if isinstance(rules[p], NearestWeights)]
@@ -172,7 +172,7 @@ def _weight_rules(optimizer: Optimizer) -> dict[Tensor, WeightRule]:
 
 
 def is_moment(p: Tensor, key: str, x: object) -> bool:
-    """Whether a state entry is an array like the weights that is not part of them."""
+    """Whether a state entry is an array of the weights' shape and not a part of the weights."""
     return isinstance(x, Tensor) and x.dim() > 0 and x.shape == p.shape and not _is_beside(key)
 
 

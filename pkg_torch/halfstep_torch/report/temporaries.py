@@ -1,7 +1,7 @@
-"""The temporary memory of a step: whole arrays that exist beside weights, gradients and state.
+"""The temporary memory of a step: whole arrays beside weights, gradients and state.
 
-Kernels, and plain steps of elementwise rules, have none. A rule that sees a whole parameter does; where it
-sees no more than means, it has pieces of a constant size.
+Kernels and plain steps of elementwise rules need none. A rule on whole parameters needs some, and if it uses
+only means, it works in pieces of a constant size.
 """
 
 import weakref
@@ -23,11 +23,10 @@ from halfstep_torch.optimizer import Optimizer
 
 
 def temporary_bytes(optimizer: Optimizer) -> int:
-    """Return the most bytes of temporaries in a step on one device, as they are on a GPU.
+    """Return the peak bytes of temporaries in a step on one device, as on a GPU.
 
-    Pieces of long parameters are as long as on the device of the parameter.
-
-    Rules run on tensors without memory, so nothing is computed.
+    Pieces of long parameters are as long as on the parameter's device. Rules run on tensors without memory,
+    so nothing is computed.
     """
     known: dict[tuple, int] = {}
     groups: dict[int, ReadGroup] = {}
@@ -45,7 +44,7 @@ def temporary_bytes(optimizer: Optimizer) -> int:
                 known[key], in_pieces = 0, max(in_pieces, lazy_bytes(param.numel(), param.device))
         if known[key]:
             of_params.append((param.numel(), known[key]))
-            # Updates of shards wait until those of all have come.
+            # The update of each shard waits for the updates of all shards.
             waiting += 4 * torch.Size(window_of(param).shape).numel() if is_sharded(param) else 0
     total = sum(size for size, _ in of_params)
     peaks = (made + 4 * max(min(TOGETHER, total) - size, 0) for size, made in of_params)
@@ -68,7 +67,7 @@ def _is_lazy(plan: Plan, group: ReadGroup, param: Tensor) -> bool:
 
 
 def _without_memory(plan: Plan, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return weights and state of a parameter, state arrays in a row."""
+    """Return weights and state of a parameter without memory, with state arrays in a row."""
     p = torch.empty(shape, dtype=plan.dtype, device="meta")
     state = {
         name: torch.empty(spec.shape(shape), dtype=spec.dtype, device="meta").reshape(-1)
@@ -99,7 +98,7 @@ def _numbers(plan: Plan, group: ReadGroup, place: int) -> tuple:
 
 
 def _stage_bytes(plan: Plan, group: ReadGroup, shape: tuple[int, ...]) -> list[int]:
-    """Return the bytes at once, the update among them, in each stage that sees a whole parameter."""
+    """Return the peak bytes, including the update, in each stage with whole parameters."""
     made = []
     for stage, places in zip(plan.stages, plan.bounds, strict=True):
         if stage.scope != "parameter":
@@ -116,10 +115,10 @@ def _stage_bytes(plan: Plan, group: ReadGroup, shape: tuple[int, ...]) -> list[i
 
 
 class _Living(TorchFunctionMode):
-    """Adds up the bytes of storages as they come and go.
+    """A counter of the bytes of storages that exist at the same time.
 
     Attributes:
-        most: that were there at once.
+        most: the peak bytes.
     """
 
     def __init__(self) -> None:
