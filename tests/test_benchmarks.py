@@ -28,13 +28,17 @@ EXAMPLES = ("recipe", "text", "train_flax", "train_torch")
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def modules_of_benchmarks(monkeypatch):
+    """Import modules from benchmarks/: examples/ has a `report` too."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    for name in MODULES + EXAMPLES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Return a function that runs a benchmark's `main` and returns the figures that it writes."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    # examples/ has a `report` too.
-    for name in MODULES + EXAMPLES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
 
     def run(module, *arguments, subject=None):
         record = tmp_path / "record.json"
@@ -49,7 +53,6 @@ def run(monkeypatch, tmp_path):
 
 
 def test_claims_are_held_against_the_rows_that_are_there(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
     import training
 
     rows = [{"name": "a", "dist": 0.2, "proj": 0.9}, {"name": "b", "dist": 0.3, "proj": 1.05}]
@@ -62,7 +65,6 @@ def test_claims_are_held_against_the_rows_that_are_there(monkeypatch):
 
 
 def test_claims_of_each_subject_are_about_settings_that_it_has(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
     import quality
     from training import Task, Transformer
 
@@ -132,7 +134,6 @@ def test_second_moments_are_kept(run, monkeypatch):
 
 
 def test_where_a_second_moment_misses_the_aim_is_said(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
     import second_moment
 
     row = {"sigma": 2.0, "format": "scaled ufloat8_e5m3", "median": 1.0, "low": 0.55, "high": 2.005}
@@ -160,7 +161,6 @@ def test_a_pretrained_model_is_fine_tuned_and_goes_on_where_it_ended(run, monkey
 
 
 def test_movements_of_a_language_model_are_projected_by_kind_of_parameter(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
     import language_model
     import torch
 
@@ -223,7 +223,6 @@ def test_time_to_compile_is_measured(run, monkeypatch):
 
 
 def test_steps_are_timed_beside_a_copy_and_through_the_bridge(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
     import speed
 
     # The other is compiled, for seconds.
@@ -262,7 +261,6 @@ def test_what_monitor_costs_is_measured_in_both_frameworks(run, monkeypatch):
 
 
 def test_what_a_gpu_will_be_asked_holds_on_a_cpu_and_is_not_asked_again(monkeypatch, tmp_path, capsys):
-    monkeypatch.syspath_prepend(BENCHMARKS)
     import gpu
 
     record = tmp_path / "record.json"
@@ -285,7 +283,6 @@ def test_what_a_gpu_will_be_asked_holds_on_a_cpu_and_is_not_asked_again(monkeypa
 
 
 def test_a_bit_that_differs_on_a_device_and_a_peer_that_is_absent_are_told(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(BENCHMARKS)
     import gpu
 
     def absent():

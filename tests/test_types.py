@@ -38,8 +38,8 @@ follow_imports = silent
 [mypy-optax.*,orbax.*]
 ignore_missing_imports = True
 """
-# README and two pages of a loop are strict in full. Others may leave functions of their own without types.
-STRICT = ("README", "docs_how_to_optax_chain", "docs_how_to_pytorch_loop")
+# Programs of a chain and of a loop are strict in full. Others may leave functions of their own without types.
+STRICT = ("docs_how_to_optax_chain_1", "docs_how_to_pytorch_loop_1")
 LESS = "# mypy: allow-untyped-defs, allow-untyped-calls\n"
 
 
@@ -49,7 +49,8 @@ def write_programs(folder: pathlib.Path) -> None:
         name = re.sub(r"\W", "_", str(page.relative_to(ROOT).with_suffix("")))
         for i, block in enumerate(blocks_of(page)):
             if not client_of(block):
-                (folder / f"{name}_{i + 1}.py").write_text(block + ("" if name in STRICT else LESS))
+                program = f"{name}_{i + 1}"
+                (folder / f"{program}.py").write_text(block + ("" if program in STRICT else LESS))
     for name, line in WRONG.items():
         text = f"import halfstep_{name.split(',')[0]} as hs\n\n{line}\n"
         (folder / f"in_{name.replace(', ', '_').replace(' ', '_')}.py").write_text(text)
