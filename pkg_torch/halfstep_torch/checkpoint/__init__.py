@@ -1,1 +1,1 @@
-"""A run to a file and back, in the layout that both packages read; its weights and state in float32."""
+"""Saving and loading a run in the file layout of both packages, and its weights and state in float32."""

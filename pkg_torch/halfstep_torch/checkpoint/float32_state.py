@@ -1,7 +1,7 @@
-"""The state of an optimizer in float32, in the form of torch.optim: to move a run in and out.
+"""The optimizer's state in float32 and in torch.optim's form, to move a run in and out.
 
-A state dict of ours goes on to the bit, and only where formats agree (`state_dict.py`). These functions
-write the form of torch's own optimizers, and read it into any format.
+Our own state dict resumes bit for bit, and only if formats agree (`state_dict.py`). These functions write the
+form of torch's own optimizers, and read it into any format.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +35,7 @@ from halfstep_torch.optimizer_state.state_dict import replace_groups
 from halfstep_torch.sharded.how_stepped import state_placements
 from halfstep_torch.sharded.slots import new_state
 
-# The entries of a param group in torch's form, without the storage of state.
+# The entries of a param group in torch's form, without formats of state.
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampening")
 
 
@@ -44,20 +44,21 @@ _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampe
 def float32_state_dict(optimizer: Optimizer) -> StateDict:
     """Return the state in float32, as torch's own optimizers write it.
 
-    `torch.optim.AdamW(...).load_state_dict` takes the state of an `AdamW` and goes on, as `Adam` and `SGD`
-    do. The weights are apart: `float32_params`. Decodes; rounds nothing. Moments of a DTensor are DTensors
-    placed as it is: all processes call this together, and gather the state of one parameter after the other.
+    `torch.optim.AdamW(...).load_state_dict` loads the state of an `AdamW`, and `Adam` and `SGD` likewise.
+    `float32_params` returns the weights. Moments are decoded without rounding. Moments of a DTensor are
+    DTensors with its placement, so all processes call this together, and gather the state of one parameter
+    after another.
 
     Args:
-        optimizer: of the state.
+        optimizer: an optimizer of this package.
 
     Returns:
-        A state dict. For every parameter it has `step` (except for SGD) and float32 copies of its moments.
-        For every group it has the numbers; of a learning rate that is a function, that of the last step.
+        A state dict. Each parameter has `step` (except for SGD) and float32 copies of its moments. Each group
+        has its numbers. If the learning rate is a function, the group has the rate of the last step.
 
     Raises:
         TypeError: if it is not an `Optimizer`.
-        ValueError: if an `eps_root` is not 0, which torch has not.
+        ValueError: if an `eps_root` is not 0, because torch has no such argument.
         RuntimeError: if the last load failed while it copied.
 
     Example:
@@ -99,24 +100,23 @@ def decoded_states(optimizer: Optimizer, params: Collection[Tensor]) -> dict[Ten
 @between_steps
 @torch.no_grad()
 def load_float32_state_dict(optimizer: Optimizer, state_dict: SavedState) -> None:
-    """Continue from a state in torch's form: of `torch.optim.AdamW`, or of a float32 run of halfstep.
+    """Load a state in torch's form, from `torch.optim.AdamW` or a float32 run of halfstep.
 
-    Each moment is rounded once, to the format in which this optimizer keeps it, stochastically if steps round
-    it so. The words belong to the step at which the state dict was saved. Numbers of the groups (`lr`,
-    `betas`, `eps`, `weight_decay`, ...) are taken from the state dict, as torch takes them. Seeds, formats,
-    and arrays kept beside the weights stay. Weights are apart: load the model, or call `set_float32_params`.
-    Everything is read or, if anything is wrong, nothing.
+    Each moment is rounded once to its format in this optimizer, stochastically if steps round it so, with the
+    random words of the saved step. Numbers of the groups (`lr`, `betas`, `eps`, `weight_decay`, ...) come
+    from the state dict, as in torch. Seeds, formats, and arrays beside the weights do not change. Weights are
+    not included, so load the model or call `set_float32_params`. If there is an error, nothing is changed.
 
     Args:
-        optimizer: that is to go on.
-        state_dict: of `torch.optim.AdamW`, `Adam` or `SGD`, in any floating dtype, or the result of
-            `float32_state_dict`. Also of torchao's `AdamW8bit`, `AdamW4bit` and `AdamWFp8`, of bitsandbytes'
-            8-bit optimizers, of torchastic, and of adamw_bf16. `set_float32_params` takes the float32 weights
-            of adamw_bf16, `p.float() + shift`. Parameters are matched by name within their group or, where
-            either side has no names, by their place.
+        optimizer: the optimizer to load into.
+        state_dict: a state dict of `torch.optim.AdamW`, `Adam` or `SGD` in any floating dtype, or the result
+            of `float32_state_dict`. State dicts from torchao (`AdamW8bit`, `AdamW4bit`, `AdamWFp8`),
+            bitsandbytes (8-bit optimizers), torchastic and adamw_bf16 can be loaded too. For adamw_bf16 also
+            pass the float32 weights, `p.float() + shift`, to `set_float32_params`. Parameters are matched by
+            name within their group or, if either side has no names, by position.
 
     Raises:
-        TypeError: if it is not an `Optimizer`, or no state dict.
+        TypeError: if `optimizer` is not an `Optimizer`, or `state_dict` not a state dict.
         ValueError: if groups, parameters, shapes or the names of moments differ, or it has `amsgrad`,
             `dampening` or another kind of weight decay. Nothing is changed.
 
@@ -170,7 +170,7 @@ def _words(name: str, param: Tensor, plan: Plan, step: int) -> list[list]:
 
 
 def _step_moments(rule: BoundRule, state: Mapping[str, Tensor], words: list) -> dict[str, StepMoment]:
-    """Return the moments of one rule by key; a moment in units of another comes after it."""
+    """Return the moments of one rule by key. A moment in units of another comes after it."""
     flat = {key: state[key].reshape(-1) for key in rule.arrays}
     keys = {stored.name: stored.key for stored in rule.moments}
     return {keys[name]: moment for name, moment in rule.step_moments(flat, words, None).items()}
@@ -180,7 +180,7 @@ def _decoded(name: str, param: Tensor, plan: Plan, kept: Mapping[str, Tensor]) -
     """Return the state of a parameter in torch's form."""
     step = int(kept["step"])
     state: dict[str, Tensor] = {}
-    # As the next step reads it.
+    # The words of the next step, which reads the state.
     words = _words(name, param, plan, min(step + 1, LAST_STEP))
     kept = _whole({key: kept[key] for rule in plan.rules for key in rule.arrays})
     kept = {key: x.to(param.device) for key, x in kept.items()}
@@ -218,7 +218,7 @@ def _encoded(
 
 
 def _whole(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return whole arrays; DTensors are gathered from all processes."""
+    """Return whole arrays, with DTensors gathered from all processes."""
     sharded = {key: array for key, array in arrays.items() if is_sharded(array)}
     gathered = gather_whole(list(sharded.values())) if sharded else []
     return {**arrays, **dict(zip(sharded, gathered, strict=True))}
@@ -233,7 +233,7 @@ def _moment_keys(plan: Plan) -> dict[str, BoundRule]:
 
 
 def _numbers_of(optimizer: Optimizer, index: int) -> Group:
-    """Return the entries of a group that torch knows, as plain numbers."""
+    """Return the entries of a group that torch has too, as plain numbers."""
     group = optimizer.param_groups[index]
     if group.get("eps_root"):
         raise ValueError(
@@ -245,7 +245,7 @@ def _numbers_of(optimizer: Optimizer, index: int) -> Group:
 
 
 def _taken(optimizer: Optimizer, index: int, saved: SavedState) -> list[str]:
-    """Return the numbers of a saved group that are loaded: the entries that are numbers in this group."""
+    """Return the keys of a saved group to load, the entries that are numbers in this group."""
     group = optimizer.param_groups[index]
     return [
         key for key in _NUMBERS if key in saved and type(group.get(key)) in (int, float, bool, tuple, list)
@@ -265,7 +265,7 @@ def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mappin
 
 
 def _ids(caller: str, index: int, group: Mapping, saved: Mapping) -> list[int | str]:
-    """Return the saved ids of a group's parameters, in their order here."""
+    """Return the saved ids of a group's parameters, in this optimizer's order."""
     names, saved_names = (leaf_names(entries.get("param_names", ())) for entries in (group, saved))
     if not names or len(saved_names) != len(saved["params"]):
         return list(saved["params"])

@@ -1,4 +1,4 @@
-"""The weights of an optimizer as precisely as they are known: for export, and for float32 checkpoints.
+"""The weights of an optimizer in full precision, for export and for float32 checkpoints.
 
 Contract: section P.
 """
@@ -20,25 +20,25 @@ from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.slots import new_state
 
 Weights: TypeAlias = dict[str, Tensor] | Any
-"""By the names of parameters; or a list, in their order, where they have none."""
+"""Weights by parameter name, or in a list if the parameters have no names."""
 _LARGEST_HALF = 65504.0
 
 
 @between_steps
 @torch.no_grad()
 def float32_params(optimizer: Optimizer) -> Weights:
-    """Return the weights in float32, as precisely as they are known.
+    """Return the weights in float32, with the extra bits that the optimizer stores.
 
-    p + c under `compensate`; both parts under `split_params`; the copy under `keep_master_params`; otherwise
-    the model's weights. Rounds p + c to float32, nothing else.
+    The result is p + c with `compensate`, both parts with `split_params`, the copy with `keep_master_params`,
+    and otherwise the model's weights. Only p + c is rounded, to float32.
 
     Args:
-        optimizer: of the parameters.
+        optimizer: an optimizer of this package.
 
     Returns:
-        Copies, float32 and row-major; the copy of a DTensor is a DTensor with the same placement. They are in
-        a dict by the parameters' names or, if the optimizer was given no names, in a list in its order. A
-        frozen parameter of another kind, such as uint8, keeps its dtype.
+        Float32 row-major copies. The copy of a DTensor is a DTensor with the same placement. They are in a
+        dict by parameter name or, if the optimizer was built without names, in a list in its order. A frozen
+        parameter with another kind of dtype, such as uint8, keeps its dtype.
 
     Raises:
         TypeError: if it is not an `Optimizer`.
@@ -75,24 +75,23 @@ def float32_params(optimizer: Optimizer) -> Weights:
 @between_steps
 @torch.no_grad()
 def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
-    """Set the weights, and the arrays beside them, from float32: to continue from a float32 checkpoint.
+    """Set the weights and the arrays beside them from float32, to continue from a float32 checkpoint.
 
-    Rounds each weight to its dtype as its storage does. The rest goes to the array beside the weight:
-    `compensate` rounds it to bfloat16. `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep
-    all of it. If anything is wrong, no weight is set. If it is interrupted while it copies, the optimizer
-    refuses to step or to be saved until this call is repeated.
+    Each weight is rounded to its dtype as in its storage, and the array beside it gets the rest. `compensate`
+    rounds the rest to bfloat16. `split_params` with 16 bits and bfloat16 weights, and `keep_master_params`,
+    keep all of it. If there is an error, no weight is set. If the call is interrupted while it copies, `step`
+    and `state_dict` raise RuntimeError until it is repeated.
 
-    Moments and steps stay as they are. Under `param_storage="feedback"` and "int8" the first moment still has
-    the errors of the old weights: set it to zeros too (`docs/how-to/feedback.md`).
+    Moments and step counts do not change. With `param_storage="feedback"` and "int8" the first moment still
+    has the errors of the old weights, so set it to zeros too (`docs/how-to/feedback.md`).
 
     Args:
-        optimizer: of the parameters.
-        values: float32 tensors, as `float32_params` returns them; for a DTensor also all of its values.
+        optimizer: an optimizer of this package.
+        values: float32 tensors as from `float32_params`. For a DTensor, its whole array is allowed too.
 
     Raises:
-        TypeError: if it is not an `Optimizer`, or a value not a float32 tensor.
-        ValueError: if names or shapes are not those of the parameters, or a value is past the largest float16
-            of a float16 parameter.
+        TypeError: if it is not an `Optimizer`, or a value is not a float32 tensor.
+        ValueError: if names or shapes differ from the parameters', or a value overflows a float16 parameter.
 
     Example:
         >>> import halfstep_torch as hs
@@ -107,7 +106,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     caller = "set_float32_params"
     optimizer = check_optimizer(caller, optimizer)
     parameters = list(_parameters(optimizer))
-    # By name, or by place.
+    # By name, or by index.
     given: dict[Any, Tensor] = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
     _check_keys(caller, [key for key, _, _ in parameters], list(given))
     for key, param, _ in parameters:
@@ -131,7 +130,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str | int, Tensor, Plan]]:
-    """Yield (name, or index where there are no names; parameter; plan) of all parameters."""
+    """Yield (name or, without names, index; parameter; plan) for all parameters."""
     named = zip(given_names(optimizer.param_groups), optimizer.plans(), strict=True)
     for index, (name, (_, param, plan)) in enumerate(named):
         yield (index if name is None else name), param, plan

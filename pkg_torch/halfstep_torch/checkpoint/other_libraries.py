@@ -1,4 +1,4 @@
-"""Optimizer state of other libraries in the form of torch.optim: their codes, decoded by their own code."""
+"""Optimizer state of other libraries in the form of torch.optim, decoded by their own functions."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,21 @@ from halfstep.arrays import Array
 from halfstep_torch.optimizer_state.form import SavedState
 from halfstep_torch.storage.stored_moment import State
 
-# bitsandbytes puts what is not of a weight's shape into a dict of its own.
+# bitsandbytes puts arrays without the weight's shape into this nested dict.
 _NESTED = "__bnb_optimizer_quant_state__"
 _BLOCK = 256
 # torchastic's names.
 _RENAMED = {"ema": "exp_avg", "ema_squared": "exp_avg_sq"}
-# What adamw_bf16 keeps of the weights: see `load_float32_state_dict`.
+# State of adamw_bf16 that belongs to the weights (see `load_float32_state_dict`).
 _OF_WEIGHTS = ("shift", "accumulated_decay")
 
 
 def in_torch_form(saved: SavedState, keys: Sequence[str]) -> State:
     """Return the state of a parameter as torch.optim writes it.
 
-    Knows torchao's optimizers of 8 and 4 bits and FP8, bitsandbytes' of 8 bits, adamw_bf16 and torchastic;
-    state of others is returned as it is. `keys` are those of the optimizer's moments, the first one first.
+    It decodes state of torchao's 8-bit, 4-bit and FP8 optimizers, bitsandbytes' 8-bit optimizers, adamw_bf16
+    and torchastic. Other state is returned unchanged. `keys` are the keys of the optimizer's moments in
+    order.
     """
     state = {key: x for key, x in saved.items() if key != _NESTED} | dict(saved.get(_NESTED, {}))
     if "state1" in state:
@@ -33,13 +34,13 @@ def in_torch_form(saved: SavedState, keys: Sequence[str]) -> State:
 
 
 def _plain(x: Array) -> Array:
-    """Return the values of a tensor whose class wraps codes."""
+    """Return the values of a tensor, also of a subclass that wraps codes."""
     is_coded = isinstance(x, Tensor) and hasattr(x, "__tensor_flatten__") and hasattr(type(x), "dequantize")
     return x.dequantize() if is_coded and type(x).__module__.startswith("torchao.") else x
 
 
 def _of_bitsandbytes(state: SavedState, place: int) -> Tensor | None:
-    """Return the moment in one place of the state, or None."""
+    """Return the moment with this index in the state, or None."""
     codes = state.get(f"state{place}")
     if codes is None or codes.is_floating_point():
         return codes

@@ -1,4 +1,4 @@
-"""What a state file says of the links of an optimizer: their numbers and switches, and what they keep."""
+"""The description of an optimizer's links in a state file: numbers, switches and kept arrays."""
 
 from collections.abc import Iterator
 
@@ -15,14 +15,14 @@ from halfstep_torch.numbers.seeds import LinkSeed
 from halfstep_torch.storage.stored_moment import StoredMoment, scale_key
 from halfstep_torch.weights.weight_rule import BoundWeights, WeightRule
 
-# What the contract calls what is kept beside a weight.
+# The contract's names for arrays kept beside a weight.
 _WEIGHT_FIELDS = {"extra_bits": "extra"}
-# torch knows little of uint16.
+# torch supports few operations on uint16.
 _MEANT = {"int16": "uint16"}
 
 
 def recipe_of(plan: Plan, links: list[tuple[Link, Values]], count: int) -> Recipe:
-    """Return the links that touch a parameter, as a file says them."""
+    """Return the links that touch a parameter, in the form of a state file."""
     recipe: Recipe = []
     for bound, place in zip(plan.rules, plan.rule_indices, strict=True):
         link, values = links[place]

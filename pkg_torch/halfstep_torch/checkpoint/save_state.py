@@ -1,4 +1,4 @@
-"""Weights and optimizer state to a state file, and back: a run goes on with the bits that it would have had.
+"""Weights and optimizer state to a state file and back, so that a run resumes bit for bit.
 
 Contract: section T. `halfstep_jax` reads and writes the same files.
 """
@@ -38,9 +38,9 @@ class _Stepped(NamedTuple):
 
     Attributes:
         param: the weights.
-        group: its number.
-        plan: of its step.
-        links: of the chain, each with the values of the parameter's group.
+        group: the index of its group.
+        plan: the plan of its step.
+        links: the links of the chain, each with the values of the parameter's group.
     """
 
     param: Tensor
@@ -52,21 +52,21 @@ class _Stepped(NamedTuple):
 @between_steps
 @torch.no_grad()
 def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
-    """Write what a run needs to go on, in either package, to one file: weights, state, counts and seeds.
+    """Write weights, state, counts and seeds to one file, from which either package can resume.
 
-    `docs/how-to/checkpoints.md` has the layout. The file is safetensors, and appears once it is whole.
-    Buffers of the model are not in it. Steps of other threads wait until it is written. With DTensors all
-    processes call it together. They gather one array at a time, and the first process writes the file. Any
-    other mesh, or a single process, can continue from it.
+    `docs/how-to/checkpoints.md` has the layout. The file is safetensors, and appears when it is complete. It
+    does not contain the model's buffers. Steps of other threads wait until it is written. With DTensors all
+    processes call it together, gather one array at a time, and the first process writes the file. Any other
+    mesh, or a single process, can load it.
 
     Args:
-        path: where; a file that is there is replaced.
-        model: all of whose parameters are written, also those that are not optimized.
-        optimizer: of parameters of the model.
+        path: the path of the file. An existing file is replaced.
+        model: the model. All its parameters are written, including parameters that are not optimized.
+        optimizer: the optimizer of the model's parameters.
 
     Raises:
         TypeError: if it is not an `Optimizer`, or a file cannot hold a parameter's dtype.
-        ValueError: if the optimizer has a parameter that is not of the model, or two have one name.
+        ValueError: if the model lacks a parameter of the optimizer, or two parameters have the same name.
         OSError: if writing fails.
         RuntimeError: if the last load failed while it copied.
 
@@ -115,21 +115,21 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
 @between_steps
 @torch.no_grad()
 def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
-    """Continue from the weights and the state in a file that `save_state` of either package wrote.
+    """Load the weights and the state from a file written by `save_state` of either package.
 
-    Steps and seeds are the file's. Numbers such as betas are the optimizer's, and must be the file's too, but
-    for learning rates and weight decay. All is checked before anything is set. If setting it fails (no memory
-    left, an interrupt), the optimizer refuses to step until a load succeeds.
+    Steps and seeds come from the file. Numbers such as betas must be the same in the optimizer and the file,
+    except for learning rates and weight decay, which the optimizer keeps. Everything is checked before
+    anything is set. If setting fails (no memory left, an interrupt), `step` raises until a load succeeds.
 
     Args:
-        path: what `save_state` wrote.
-        model: with the parameters of the run: names, shapes and dtypes.
-        optimizer: of these parameters, built as in the run.
+        path: the path of a file from `save_state`.
+        model: a model with the names, shapes and dtypes of the saved run.
+        optimizer: the optimizer of its parameters, built as in the saved run.
 
     Raises:
         TypeError: if it is not an `Optimizer`.
-        ValueError: if it is another file, a damaged or a later one, or differs from model or chain; the
-            message says where. Also if it holds state of transforms that only Optax has.
+        ValueError: if the file is not a state file, is damaged, has a later version, or differs from model or
+            chain. The message has the place. Also if it has state of transforms that only Optax has.
         OSError: if reading fails.
 
     Source: ours (contract T).
@@ -168,7 +168,7 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
 def _parameters(
     caller: str, model: torch.nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, _Stepped]]:
-    """Return the parameters of a model by leaf name, and those that are optimized."""
+    """Return the parameters of a model by leaf name, and the optimized parameters."""
     groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
     links = optimizer.bound_links()
     stepped = {
@@ -201,7 +201,7 @@ def _check_writable(caller: str, leaf: str, param: Tensor) -> None:
 
 
 def _step(caller: str, leaf: str, recipe: Recipe) -> int:
-    """Return the step of a weight: the count of all its links."""
+    """Return the step of a weight, which is the count of all its links."""
     counts = {link["count"] for link in recipe} - {None}
     if len(counts) > 1:
         raise ValueError(
@@ -214,7 +214,7 @@ def _step(caller: str, leaf: str, recipe: Recipe) -> int:
 def _seeds(
     caller: str, stepped: Mapping[str, _Stepped], recipes: Mapping[str, Recipe], saved: Mapping[str, Recipe]
 ) -> dict[tuple[int, int], list[int]]:
-    """Return the seeds in the file by group and place in the chain: one, or two for `store_state`."""
+    """Return the seeds in the file by group and link index, one each or two for `store_state`."""
     seeds: dict[tuple[int, int], list[int]] = {}
     for leaf, (_, group, plan, links) in stepped.items():
         rest = iter(paired(saved[leaf], recipes[leaf]))
@@ -238,7 +238,7 @@ def _state_dict(
     optimizer: Optimizer, states: Mapping[Tensor, State], seeds: Mapping[tuple[int, int], list[int]]
 ) -> StateDict:
     """Return the optimizer's state dict with other state and seeds."""
-    # What is there now is replaced, and need not be a state that could be saved.
+    # The current state is replaced, so it may be one that could not be saved.
     state_dict = with_headers(optimizer, {**torch.optim.Optimizer.state_dict(optimizer), "state": {}})
     params = [param for group in optimizer.param_groups for param in group["params"]]
     ids = [i for group in state_dict["param_groups"] for i in group["params"]]
@@ -253,7 +253,7 @@ def _state_dict(
 
 
 def _file_array(caller: str, name: str, x: Tensor, writes: bool, codes: bool = False) -> Any:  # or None
-    """Return a tensor as a file holds it, 8-bit codes as bytes; None in a process that writes no file."""
+    """Return a tensor for the file, 8-bit codes as bytes, or None in a process that writes no file."""
     if is_sharded(x):
         x = gather_whole([x])[0]
     if not writes:
@@ -265,15 +265,15 @@ def _file_array(caller: str, name: str, x: Tensor, writes: bool, codes: bool = F
 def _tensor(
     caller: str, name: str, arrays: Mapping[str, FileArray], dtype: torch.dtype, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return a copy of an array of a file; check its dtype and shape."""
+    """Return a copy of an array from a file, with its dtype and shape checked."""
     due = _dtype_of(dtype, codes=not name.startswith("params/"))
     data = torch.from_numpy(bytes_of(caller, name, arrays[name], due, shape))
-    # torch does not view an array without elements, whose stride is 0, in another dtype.
+    # torch cannot view an empty array in another dtype, because its stride is 0.
     return data.view(dtype).reshape(shape) if len(data) else torch.empty(shape, dtype=dtype)
 
 
 def _dtype_of(dtype: torch.dtype, codes: bool) -> str:
-    """Return the name that a torch dtype has in a file."""
+    """Return the name of a torch dtype in a file."""
     if codes and dtype.itemsize == 1:
         return "uint8"
     return "uint16" if codes and dtype == torch.int16 else dtype_name(dtype)

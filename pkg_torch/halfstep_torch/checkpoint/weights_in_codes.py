@@ -1,4 +1,4 @@
-"""8-bit weights in the state of an optimizer: read and decoded.
+"""Reading and decoding 8-bit weights in the state of an optimizer.
 
 Contract: P8.
 """
@@ -25,11 +25,11 @@ _CODES, _SCALE = "param", scale_key("param")
 
 @dataclasses.dataclass(frozen=True)
 class StoredParam:
-    """A weight as the state holds it: in int8 with a scale for each row, or in float32 where it is small.
+    """A stored weight, in int8 with a scale for each row, or in float32 if it is small.
 
     Attributes:
-        codes: like the weight, int8 or float32.
-        scale: of rows, uint8; None of float32.
+        codes: int8 or float32, in the shape of the weight.
+        scale: uint8 scales of rows, or None for float32.
     """
 
     codes: Tensor
@@ -37,7 +37,7 @@ class StoredParam:
 
     @torch.no_grad()
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a copy of the weight in `dtype`, to which it is rounded to nearest."""
+        """Return a copy of the weight in `dtype`, rounded to nearest."""
         if self.scale is None:
             return self.codes.to(dtype, copy=True)
         return _format(self.codes).decode(Encoded(self.codes, self.scale.reshape(-1))).to(dtype)
@@ -46,22 +46,22 @@ class StoredParam:
 @between_steps
 @torch.no_grad()
 def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
-    """Return the weights that the state of `AdamW(..., param_storage="int8")` holds, by parameter names.
+    """Return the stored weights of `AdamW(..., param_storage="int8")`, by parameter name.
 
-    `stored_params(optimizer)[name].decode()` is the weight. Codes and scales share memory with the state.
-    Those of a DTensor are gathered, so all processes call this together. A parameter that was never stepped
-    has the codes from which it would start. A row that was changed since the last step (pruned, averaged,
-    loaded) has new codes, in a copy: the weights of the model, rounded to nearest.
+    `stored_params(optimizer)[name].decode()` is the weight. Codes and scales share memory with the state. For
+    a DTensor they are gathered, so all processes call this together. A parameter without a step has the codes
+    for its first step. If a row was changed since the last step (pruned, averaged, loaded), its codes are a
+    copy with the model's weights, rounded to nearest.
 
     Args:
-        optimizer: with `param_storage="int8"`, of all param groups or of some.
+        optimizer: an optimizer with `param_storage="int8"` in at least one param group.
 
     Returns:
-        A dict by the names that the optimizer was given; without names by the places of parameters, "0", "1".
+        A dict by parameter name or, without names, by the parameter's index ("0", "1").
 
     Raises:
         TypeError: if it is not an `Optimizer`.
-        ValueError: if it holds no weights in codes.
+        ValueError: if it stores no weights in codes.
         RuntimeError: if the last load failed while it copied.
 
     Example:
@@ -92,7 +92,7 @@ def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
 
 
 def weights_of_the_model(param: Tensor, plan: Plan, state: Arrays) -> dict[str, Tensor]:
-    """Return the codes and the scales of a weight as the model has it, whole; nothing if there are none."""
+    """Return the codes and scales of the model's whole weight, or nothing if it has none."""
     if not any(rule.rule.name == AdamWInCodes.name for rule in plan.rules):
         return {}
     keys = [key for key in (_CODES, _SCALE) if key in state]
@@ -104,11 +104,11 @@ def weights_of_the_model(param: Tensor, plan: Plan, state: Arrays) -> dict[str, 
 
 
 def _as_the_model_has_it(stored: StoredParam, w: Tensor) -> StoredParam:
-    """Return the weight in codes, with new ones in rows that were changed since the last step."""
+    """Return the weight in codes, with new codes in rows changed since the last step."""
     w, kept = w.to(stored.codes.device).contiguous(), stored.decode()
     if stored.scale is None:
         return stored if torch.equal(w, kept) else StoredParam(w.clone())
-    # After a step a weight may be some units in the last place beside its code (contract P8).
+    # After a step a weight may differ from its code by some units in the last place (contract P8).
     unit = torch.maximum(w.abs(), kept.abs()).amax(-1, keepdim=True) * 2.0**-20
     changed = ~((w - kept).abs() <= unit).all(-1)
     if not changed.any():

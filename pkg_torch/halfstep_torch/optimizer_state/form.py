@@ -1,7 +1,7 @@
-"""Checks of a state dict's form: what must be a mapping, a list or a number.
+"""Checks of a state dict's form: mappings, lists and numbers.
 
-A file may be of another program, cut short, or edited. What is not of the form is refused by its place in
-the state dict, before anything is changed.
+A file may come from another program, or be truncated or edited. An error names the place in the state dict
+and is raised before anything is changed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from halfstep_torch.leaves.checks import LAST_STEP
 from halfstep_torch.numbers.seeds import LinkSeed, as_seed
 
 SavedState: TypeAlias = Mapping[str, Any]
-"""A state dict, or an entry or a group of one: nothing is known of it before its form is checked."""
+"""State dict, or an entry or a group in it, before its form is checked."""
 _DAMAGED = "The file is damaged: load another."
 
 
 def check_form(
     caller: str, state_dict: SavedState, way_out: str = "Pass what state_dict() returned."
 ) -> None:
-    """Raise TypeError unless groups and states are where a state dict of `torch.optim` has them."""
+    """Raise TypeError unless groups and states are placed as in a state dict of `torch.optim`."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         raise TypeError(
             f"{caller}: the argument is not a state dict with 'state' and 'param_groups'. {way_out}"
@@ -45,7 +45,7 @@ def check_form(
 
 
 def check_group_counts(caller: str, saved: int, here: int) -> None:
-    """Raise ValueError unless there are as many param groups as were saved."""
+    """Raise ValueError if the number of param groups differs."""
     if saved != here:
         raise ValueError(
             f"{caller}: the state dict has {saved} param groups, this optimizer {here}. "
@@ -54,7 +54,7 @@ def check_group_counts(caller: str, saved: int, here: int) -> None:
 
 
 def check_parameter_counts(caller: str, group: int, saved: int, here: int) -> None:
-    """Raise ValueError unless a group has as many parameters as were saved."""
+    """Raise ValueError if the number of parameters in a group differs."""
     if saved != here:
         raise ValueError(
             f"{caller}: param group {group} has {saved} parameters in the state dict, {here} here. "
@@ -63,7 +63,7 @@ def check_parameter_counts(caller: str, group: int, saved: int, here: int) -> No
 
 
 def check_header(caller: str, group: int, header: SavedState) -> None:
-    """Raise TypeError or ValueError unless a group's header is of the form that `state_dict` writes."""
+    """Raise TypeError or ValueError unless a group's header has the form written by `state_dict`."""
     _check_kind(caller, f"'halfstep' of group {group}", header, Mapping, _DAMAGED)
     for name, kind in (("spec_version", int), ("links", Sequence), ("seeds", Sequence)):
         _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header.get(name), kind, _DAMAGED)
@@ -78,9 +78,9 @@ def check_header(caller: str, group: int, header: SavedState) -> None:
 
 
 def check_seeds(caller: str, group: int, saved: LinkSeed, expected: LinkSeed) -> None:
-    """Raise TypeError or ValueError unless seeds are saved where this optimizer has seeds.
+    """Raise TypeError or ValueError unless the saved seeds match this optimizer's in form.
 
-    In the list `expected` are numbers, None, and pairs of a link that wraps another.
+    The list `expected` has numbers, None, and pairs for a link that wraps another.
     """
     if not isinstance(expected, (tuple, list)):
         if expected is not None:
@@ -97,7 +97,7 @@ def check_seeds(caller: str, group: int, saved: LinkSeed, expected: LinkSeed) ->
 
 
 def saved_step(caller: str, name: str, value: object) -> int:
-    """Return a parameter's saved count of steps, a number or a tensor of one number; refuse anything else."""
+    """Return a parameter's saved step count, from a number or a tensor with one number. Otherwise raise."""
     if isinstance(value, Tensor) and value.is_meta:
         raise ValueError(
             f"{caller}: the step of {name!r} is on the device meta, without a number. Load the file without "

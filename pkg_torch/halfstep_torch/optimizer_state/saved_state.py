@@ -41,14 +41,14 @@ _IN_PLACE = (
 def with_headers(optimizer: StateOwner, state_dict: StateDict) -> StateDict:
     """Return torch's state dict with arrays in byte form, and a header for each group.
 
-    What others keep in the state stays as it is. A state that its own load would refuse raises here.
+    Foreign entries in the state are returned unchanged. A state that `load` would reject raises here.
     """
     state = state_dict["state"]
     ids = [key for group in state_dict["param_groups"] for key in group["params"]]
     check_keys(state, set(ids))
     group_of = functools.cache(optimizer._group)
     for i in range(len(optimizer.param_groups)):
-        assert group_of(i).values is not None  # which raises for a number that a load refuses
+        assert group_of(i).values is not None  # group_of raises for a number that a load rejects
     for key, (i, name, param) in zip(ids, optimizer._named(), strict=True):
         if entry := state.get(key):
             _, own, others = checked_entry("state_dict", group_of(i), name, param, entry)
@@ -66,19 +66,19 @@ def checked_entry(
     entry: SavedState,
     saved_plan: Callable[[], Plan] | None = None,
 ) -> tuple[Plan | None, StateDict, StateDict]:
-    """Return the plan of a parameter with state, that state, and what others keep there.
+    """Return the plan of a parameter with state, its own state, and its foreign entries.
 
     Args:
-        caller: for messages.
-        group: of the parameter.
-        name: of its leaf.
+        caller: the name in messages.
+        group: the group of the parameter.
+        name: its leaf name.
         param: the parameter.
-        entry: its state, as a state dict or the optimizer has it.
-        saved_plan: makes the plan that the parameter had where a file was saved; None for a state of now.
+        entry: its state, from a state dict or the optimizer.
+        saved_plan: a function that makes the plan with saved dtypes, or None for the current state.
 
     Raises:
-        TypeError: if it has no such state.
-        ValueError: likewise.
+        TypeError: if the state has a wrong type.
+        ValueError: if the state does not fit the parameter.
     """
     way_out = _IN_PLACE if saved_plan is None else ""
     others = others_of(entry, group.choices.chain)
@@ -96,9 +96,9 @@ def checked_entry(
 def load(
     optimizer: StateOwner, state_dict: SavedState, set_rest: Callable[[], object] = lambda: None
 ) -> None:
-    """Restore from a state dict, as `Optimizer.load_state_dict` says.
+    """Restore from a state dict, as `Optimizer.load_state_dict` does.
 
-    `set_rest` sets what else is of that run, such as weights: without it the load has failed while it copied.
+    `set_rest` sets other parts of the run, such as weights. If it fails, the load failed while it copied.
     """
     state_dict = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
     for hook in _hooks(optimizer, "_optimizer_load_state_dict_pre_hooks"):
@@ -138,7 +138,7 @@ def load(
         replace_groups(
             optimizer.param_groups, groups, lambda: [optimizer._group(i).values for i in range(len(groups))]
         )
-    except BaseException:  # the groups are as they were
+    except BaseException:  # the groups are unchanged
         optimizer._half_loaded = was_half
         raise
     for choices, chain_seeds, group in zip(optimizer._choices, seeds, optimizer.param_groups, strict=True):
@@ -178,7 +178,7 @@ def _saved_plan(optimizer: StateOwner, i: int, saved: Group, name: str, param: T
 
 
 def _hooks(optimizer: StateOwner, name: str) -> list[Callable]:
-    """Return hooks that torch keeps under a name."""
+    """Return the hooks that torch keeps under a name."""
     if not hasattr(optimizer, name):
         say_once(f"{optimizer._name}: torch keeps no {name} any more: hooks of load_state_dict do not run.")
     return list(getattr(optimizer, name, {}).values())
@@ -199,13 +199,13 @@ def headers_of(optimizer: StateOwner) -> list[Group]:
 def may_make_state(optimizer: StateOwner) -> bool:
     """Whether torch.distributed.checkpoint may be calling this step to make state.
 
-    It is if all gradients are 0, too. Such a step would change no weight; it is none, and is not counted.
+    Its call has learning rates and gradients of 0. Such a step changes no weight and is not counted.
     """
     if optimizer.state:
         return False
     params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     rates = [group.get("lr") for group in optimizer.param_groups]
-    # A rate on meta has no number; the step refuses it by name.
+    # A rate on meta has no number, and the step raises an error with its name.
     at_zero = all(
         rate is not None and not getattr(rate, "is_meta", False) and float(rate) == 0 for rate in rates
     )

@@ -1,10 +1,9 @@
 """Reading a state dict of an `Optimizer`, with all checks.
 
 torch's own loader casts every state array to the dtype of its parameter. This one keeps every bit and dtype.
-It refuses another chain, other names, shapes or formats, because the run would go on with other numbers. It
-refuses them before anything is changed. Numbers of the param groups (`lr`, `betas`, ...) and seeds are taken
-from the state dict, as torch takes them. How state is stored (`mu_dtype`, `nu_dtype`) is not a number, and
-must agree.
+It raises an error if the chain, names, shapes or formats differ, before anything is changed, because the run
+would otherwise resume with other numbers. Numbers of the param groups (`lr`, `betas`, ...) and seeds come
+from the state dict, as in torch. Formats of state (`mu_dtype`, `nu_dtype`) must agree.
 """
 
 import copy
@@ -37,7 +36,7 @@ from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import State
 
 Ids = dict[str, int | str]
-"""Of a group its parameters in a state dict, by leaf name."""
+"""Ids in a state dict for the parameters of a group, by leaf name."""
 OTHER_FORMATS = (
     "Build the optimizer with the recipe and the dtypes of the run that was saved, or move its "
     "float32_state_dict here by load_float32_state_dict."
@@ -45,7 +44,7 @@ OTHER_FORMATS = (
 
 
 def check_counts(state_dict: SavedState, ids: Sequence[Ids]) -> None:
-    """Raise ValueError if a header's counts differ from those of the state, as after a cast of the file."""
+    """Raise ValueError if the counts in a header and in the state differ, as after a cast of the file."""
     for i, (group, of_group) in enumerate(zip(state_dict["param_groups"], ids, strict=True)):
         entries = [(name, state_dict["state"].get(key)) for name, key in of_group.items()]
         kept = {
@@ -55,7 +54,7 @@ def check_counts(state_dict: SavedState, ids: Sequence[Ids]) -> None:
         }
         header = group[HEADER]
         counts = set(map(int, header.get("counts", "").split()))
-        # A part of a group has some of its counts.
+        # A part of a group has only some of its counts.
         in_part = len(header.get("names", ())) > len(of_group)
         strange = sorted(kept - counts if in_part and counts else counts - kept)
         if kept and strange:
@@ -117,9 +116,9 @@ def _compare(saved: SavedState, expected: Group, group: int, count: int) -> None
 def _saved_names(group: Group, header: SavedState, before: int, names: Sequence[str]) -> list[str]:
     """Return the leaf names of a saved group, in the order of its parameters.
 
-    `names` are those of the group here. torch.distributed.checkpoint has names for ids, sorts them as this
-    optimizer's parameters are, and may leave the header without names. A trainer that keeps the entries of a
-    group by parameter, and splits the group, leaves it the header of the whole.
+    `names` are the names in this optimizer's group. torch.distributed.checkpoint uses names as ids, sorts
+    them in this optimizer's order, and may write a header without names. If a trainer keeps a group's entries
+    by parameter and splits the group, each part has the header of the whole.
     """
     ids = group["params"]
     if ids and all(isinstance(name, str) for name in ids):
@@ -127,7 +126,7 @@ def _saved_names(group: Group, header: SavedState, before: int, names: Sequence[
     if "names" in header:
         is_part = len(ids) == len(names) < len(header["names"]) and set(names) <= set(header["names"])
         return list(names if is_part else header["names"])
-    # ZeroRedundancyOptimizer writes the names of one process's share beside the parameters of all.
+    # ZeroRedundancyOptimizer writes the names of one process's share beside all processes' parameters.
     if len(group.get("param_names", ())) == len(ids):
         return leaf_names(group["param_names"])
     return _places(before, len(ids))
@@ -141,7 +140,7 @@ def _places(before: int, count: int) -> list[str]:
 def _match(
     saved: Sequence[str], names: Sequence[str], ids: Sequence[int | str], group: int, before: Sequence[int]
 ) -> Ids:
-    """Return the ids of a saved group by the names that its parameters have here."""
+    """Return the ids of a saved group by this optimizer's parameter names."""
     if sorted(saved) == sorted(names):
         return dict(zip(saved, ids, strict=True))
     unnamed = list(saved) == _places(before[0], len(saved)) or list(names) == _places(before[1], len(names))
@@ -161,14 +160,14 @@ def _match(
 
 
 def load_group(group: Group, saved: SavedState, options: Collection[str], scheduled: bool) -> Group:
-    """Return a group's entries after loading: the saved value where there is one.
+    """Return a group's entries after loading, with saved values if there are any.
 
-    `options` are the entries that chose the chain of the group; `scheduled` tells whether its lr is a
-    function of the step.
+    `options` are the entries that select the group's chain. `scheduled` is whether its lr is a function of
+    the step.
     """
     entries = {**group, **saved, "params": group["params"]}
     for key in {*saved, *group}:
-        # Formats are compared array by array, options by the links, names by their leaf names: all stay.
+        # These entries are kept: arrays check the formats, links the options, and leaf names the names.
         if key.endswith("_dtype") or key in options or key == "param_names":
             entries.pop(key, None)
             entries.update({key: group[key]} if key in group else {})
@@ -181,7 +180,7 @@ def load_group(group: Group, saved: SavedState, options: Collection[str], schedu
 
 
 def _there(before: object, saved: object, device: torch.device) -> object:
-    """Return a number of a capturable group: a tensor on the device if it was saved as one, or is one."""
+    """Return a number of a capturable group, as a tensor on the device if it is or was saved as one."""
     if isinstance(before, Tensor) and isinstance(saved, (int, float)):
         return torch.full_like(before, saved, device=device)
     if type(saved) is tuple:
@@ -191,7 +190,7 @@ def _there(before: object, saved: object, device: torch.device) -> object:
 
 
 def replace_groups(groups: Sequence[Group], entries: Sequence[Group], check: Callable[[], object]) -> None:
-    """Replace the entries of param groups in place; undo it if `check` raises."""
+    """Replace the entries of param groups in place, and undo it if `check` raises."""
     before = [dict(group) for group in groups]
     try:
         for group, new in zip(groups, entries, strict=True):
@@ -216,8 +215,8 @@ def check_saved_state(
 ) -> None:
     """Raise TypeError or ValueError unless a saved state fits this optimizer.
 
-    `arrays` is what it keeps for the parameter, `saved_arrays` what it would with the dtypes of the saved
-    groups. `way_out` is the end of messages about a state that is not of a file.
+    `arrays` are its state arrays for the parameter, and `saved_arrays` the same with the saved groups'
+    dtypes. `way_out` is the end of messages about a state that is not from a file.
     """
     if set(saved) != {"step", *arrays}:
         raise ValueError(
@@ -263,14 +262,13 @@ def load_states(
 ) -> None:
     """Copy saved arrays in their dtypes to an optimizer's state, freeing old arrays one by one.
 
-    So old and new state do not stand in memory at once. `saved` has, of each parameter, how each array is to
-    be placed beside it (`placed_copy`), and its saved state. `home` brings the state of a parameter to where
-    it is kept.
+    So old and new state are not in memory at the same time. For each parameter, `saved` has a placement for
+    each array (`placed_copy`) and the saved state. `home` moves a parameter's state to its device.
     """
     for param in [param for param in states if param not in saved]:
         del states[param]
     for param, (placements, entry) in saved.items():
-        states.pop(param, None)  # its memory is free before new memory is asked for
+        states.pop(param, None)  # frees its memory before new memory is allocated
         state: State = {"step": torch.tensor(int(entry["step"]), dtype=torch.int64, device="cpu")}
         for key, where in placements.items():
             state[key] = placed_copy(entry[key], param, where)
