@@ -1,6 +1,6 @@
-"""The losses of a run in 16 bits, for both packages: lost shares, and advice if one is large.
+"""Diagnosis of a 16-bit run for both packages, with shares of losses, and advice if a share is large.
 
-Each package takes the trial steps itself, and counts.
+Each package takes the trial steps itself and counts the losses.
 """
 
 import collections
@@ -12,27 +12,26 @@ from typing import SupportsInt
 from halfstep.text_table import Report, Table
 
 Count = tuple[int, int]
-"""How many elements are lost, of how many."""
+"""Numbers of lost elements and of all elements."""
 Ends = tuple[int, int, int]
-"""How many elements are below a range or at its lower end, above it or at its upper end, and of how many."""
+"""Numbers of elements below a range or at its lower end, above it or at its upper end, and in all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MomentDiagnosis:
-    """How one kind of moment fares.
+    """The losses in one kind of moment.
 
     Attributes:
-        dtypes: how many elements are kept in each dtype.
-        frozen: share of them that cannot shrink: one step without a gradient takes nothing off them. (Of
-            codes with scales nothing is said.)
-        zero: of a second moment, the share that is zero where the first moment is not.
-        not_as_asked: share that is not stored as was asked for: in halfstep, not in its format; in other
-            libraries, not in the dtype of a fresh state.
-        why: it is; "" where it is not.
-        lowest: of a second moment, the share that its codes keep at their smallest number, of weights that
-            move, and
-        highest: the share that they keep at their largest.
-        worst: the weight with the largest share at an end, and its share; "" where none is there.
+        dtypes: number of elements in each dtype.
+        frozen: share of elements that do not shrink in a step without a gradient. (Codes with scales are not
+            counted.)
+        zero: share of a second moment that is zero while the first moment is not.
+        not_as_asked: share that is not stored in the requested format, or in other libraries, in the dtype
+            that a fresh state has.
+        why: the reason for `not_as_asked`, or "" if the share is 0.
+        lowest: share of a second moment at the smallest number of its codes, for weights that move.
+        highest: share of a second moment at the largest number of its codes.
+        worst: the weight with the largest share at an end, and its share, or "" if there is none.
     """
 
     dtypes: dict[str, int]
@@ -57,12 +56,13 @@ class MomentDiagnosis:
 
 
 class MomentTally:
-    """Counts of one kind of moment.
+    """Counts for one kind of moment.
 
     Attributes:
-        zero: elements of a second moment that are zero where the first moment is not.
-        otherwise: elements that are kept otherwise than was asked for, by the reason.
-        ends: by weight, elements of a second moment at its smallest and at its largest number, and all.
+        zero: number of elements in a second moment that are zero while the first moment is not.
+        otherwise: number of elements that do not have the requested format, by reason.
+        ends: by weight, the numbers of elements in a second moment at its smallest and largest number, and
+            in all.
     """
 
     def __init__(self):
@@ -70,8 +70,8 @@ class MomentTally:
         self.ends: dict[str, Ends] = {}
         self.otherwise: dict[str, int] = collections.defaultdict(int)
         self._dtypes: dict[str, int] = collections.defaultdict(int)
-        # Arrays of one rate and dtype stand together: of few elements that are rounded stochastically, none
-        # may happen to shrink.
+        # Arrays with the same rate and dtype are counted together, because in a small array that is rounded
+        # stochastically no element may happen to shrink.
         self._sizes: dict[Hashable, int] = collections.defaultdict(int)
         self._shrinks: dict[Hashable, bool] = collections.defaultdict(bool)
 
@@ -83,7 +83,7 @@ class MomentTally:
 
     @property
     def diagnosis(self) -> MomentDiagnosis:
-        """The counts as shares."""
+        """Return the counts as shares."""
         total = max(sum(self._dtypes.values()), 1)
         frozen = sum(size for key, size in self._sizes.items() if not self._shrinks[key])
         otherwise = sum(self.otherwise.values()) / total
@@ -93,28 +93,28 @@ class MomentTally:
         return MomentDiagnosis(dict(self._dtypes), frozen / total, zero, otherwise, why, low, high, worst)
 
     def add_ends(self, leaf: str, low: SupportsInt, high: SupportsInt, size: int) -> None:
-        """Count elements of a weight's moment at the smallest and at the largest number, and all."""
+        """Count the elements in a weight's moment at the smallest and largest number, and all elements."""
         self.ends[leaf] = (int(low), int(high), size)
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis(Report):
-    """The result of `diagnose`; `print` and notebooks show it as a table.
+    """The result of `diagnose`. `print` and notebooks show it as a table.
 
     Attributes:
-        updates_lost: share of the updates of 16-bit weights that are not zero and move nothing; 0 if they
+        updates_lost: share of nonzero updates to 16-bit weights that do not move a weight. It is 0 if weights
             are rounded stochastically, or the error is kept.
-        decay_lost: the same of weight decay alone; None where there is none.
-        leaves: `updates_lost` of each 16-bit weight, by name.
-        moments: of every kind of moment, by its name in the state.
-        out_of_range: of each weight whose second moment has a format without a scale, the share of gradients
-            whose squares that format does not hold. Gradients of zero do not count.
-        sums_rounded: share of the sums of gradients every summand of which was added in 16 bits and rounded
-            to nearest.
-        norm: of all gradients, in float32, and
-        plain_norm: as the framework has it.
-        nonfinite: share of "weights", "gradients" and of every kind of moment that is infinite or NaN.
-        advice: a line for each thing found; none where all is well.
+        decay_lost: the same share for weight decay alone, or None without weight decay.
+        leaves: `updates_lost` for each 16-bit weight, by name.
+        moments: the losses in every kind of moment, by its name in the state.
+        out_of_range: share of nonzero gradients with squares outside the second moment's range, for each
+            weight with a second moment in a format without a scale.
+        sums_rounded: share of gradient sums for which every summand was added in 16 bits and rounded to
+            nearest.
+        norm: norm of all gradients, in float32.
+        plain_norm: norm of all gradients, as the framework computes it.
+        nonfinite: infinite or NaN share of "weights", of "gradients" and of every kind of moment.
+        advice: a line for each problem, empty if there is none.
     """
 
     updates_lost: float
@@ -148,16 +148,16 @@ class Diagnosis(Report):
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
-    """The words and names of a framework that messages use.
+    """The words and names that messages use for a framework.
 
     Attributes:
-        package: the package of halfstep.
-        cure: for updates that are lost.
-        rate: of a moment.
-        pairs: the names of second moments, and of the first moments beside them.
-        sums: of rounded sums of gradients, their origin.
-        plain_norm: the name of the framework's norm.
-        clip: the function to clip by.
+        package: the halfstep package.
+        cure: remedy for lost updates.
+        rate: name of a moment's decay rate.
+        pairs: names of second moments, each with the name of its first moment.
+        sums: origin of rounded gradient sums.
+        plain_norm: name of the framework's norm.
+        clip: name of the clipping function.
     """
 
     package: str
@@ -183,11 +183,11 @@ def diagnosis_of(
     outside: Mapping[str, Mapping[str, Ends]],
     fault: str = "",
 ) -> Diagnosis:
-    """Return the diagnosis of the counts.
+    """Return the diagnosis for given counts.
 
-    `compensated` are the updates of compensated weights; `largest` is the largest magnitude of a gradient;
-    `outside` are, by format of the second moment and by weight, the gradients below its range, above it, and
-    other than zero; `fault` is a fault of the chain itself.
+    `compensated` counts the updates to compensated weights. `largest` is the largest gradient magnitude.
+    `outside` counts, by the second moment's format and by weight, the gradients below its range, above its
+    range, and other than zero. `fault` describes a fault in the chain itself.
     """
     rounded_lost, compensation_lost = _share(updates.values()), _share(compensated.values())
     updates = {**updates, **compensated}
@@ -231,21 +231,21 @@ RANGES = {
         "1.7e4, and are kept at that, so that steps are too long",
     ),
 }
-"""Of formats without a scale: the smallest and largest second moments, and the effect on others."""
+"""Smallest and largest second moments in formats without a scale, and the effect on other values."""
 
 
 _EMBEDDINGS = "Embeddings of language models have such gradients."
 
 
 def gradients_outside(dtype: str, counts: Mapping[str, Ends]) -> str:
-    """Return the effect on gradients of the weight with the most outside of a range; "" if there is none.
+    """Return the effect on the weight with the most gradients outside a range, or "" if there is none.
 
-    One that is too large counts, and too small ones count from a quarter: a moment is the mean of many
-    squares, of which some may be small. Contract: F6, F17, F21.
+    A single gradient that is too large counts. Gradients that are too small count from a share of a quarter,
+    because a moment averages many squares, and some may be small. Contract: F6, F17, F21.
 
     Args:
-        dtype: of the second moments.
-        counts: by weight, the gradients below the range, above it, and other than zero.
+        dtype: format of the second moments.
+        counts: by weight, the numbers of gradients below the range, above it, and other than zero.
     """
     for end, least, large in ((1, 0.0, True), (0, 0.25, False)):
         shares = {name: counts[name][end] / max(counts[name][2], 1) for name in counts}
@@ -256,7 +256,7 @@ def gradients_outside(dtype: str, counts: Mapping[str, Ends]) -> str:
 
 
 def limits(dtype: str) -> tuple[float, float]:
-    """Return the smallest and the largest gradient with a square that a format without a scale holds."""
+    """Return the smallest and largest gradient with a square in the range of a format without a scale."""
     return math.sqrt(RANGES[dtype][0]), math.sqrt(RANGES[dtype][1])
 
 
@@ -275,7 +275,7 @@ def _percent(share: float) -> str:
 
 
 def worst_of(ends: Mapping[str, Ends]) -> str:
-    """Return the weight with the largest share of elements at an end, and the share; "" if there is none.
+    """Return the weight with the largest share of elements at an end, and its share, or "" if there is none.
 
     Example:
         >>> worst_of({"a": (1, 0, 8), "b": (6, 0, 8)})
@@ -287,11 +287,11 @@ def worst_of(ends: Mapping[str, Ends]) -> str:
 
 
 END_CODES = {"uroot4_e4m4": (0, 254), "uroot8": (0, None)}
-"""Of second moments kept as roots: the code of the smallest and, where numbers stop there, of the largest."""
+"""Codes for the smallest and, if the range ends there, the largest second moment in formats with roots."""
 
 
 def end_codes(dtype: str) -> tuple[int, int | None] | None:
-    """Return the end codes of a format, by its name or its text; None where nothing stops at a code.
+    """Return a format's end codes, given its name or text, or None if its codes have no end.
 
     Example:
         >>> end_codes("uroot8, blocks of 128")
@@ -301,9 +301,9 @@ def end_codes(dtype: str) -> tuple[int, int | None] | None:
 
 
 def at_ends(name: str, dtype: str, lowest: float, highest: float, worst: str = "") -> str:
-    """Return the meaning of given shares of a second moment at its ends; "" below 1 % at either.
+    """Return a warning for shares of a second moment at its ends, or "" if both are at most 1 %.
 
-    `worst` is the weight with the largest share, and that share.
+    `worst` is the weight with the largest share, and its share.
     """
     if end_codes(dtype) is None or max(lowest, highest) <= 0.01:
         return ""

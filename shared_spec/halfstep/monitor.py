@@ -1,4 +1,4 @@
-"""The numbers of a monitor, its steps, and its warnings."""
+"""The base class of both monitors, with its numbers, steps and warnings."""
 
 import logging
 import math
@@ -16,49 +16,49 @@ NUMBERS = (
     "moments_at_largest",
     "nonfinite",
 )
-"""The entries of a row beside "step", in order. Shares are between 0 and 1; `nonfinite` is a count."""
+"""Entries of a row besides "step", in order. Shares are between 0 and 1, and `nonfinite` is a count."""
 _SAMPLE = 2**14
+# This call checks the ends of second moments before a run has lost much.
 _EARLY = 10
-# The call that looks at the ends of second moments before a run has lost much.
 SAID: set[tuple[str, str]] = set()
-"""The problems that each package has logged in this process: a share changes from step to step."""
+"""Pairs of a package and a kind of problem that are logged. Texts are not compared, as shares change."""
 
 
 class Monitor:
-    """Measure the losses by rounding every N steps, for any transform or optimizer.
+    """Measure rounding losses every N steps, for any transform or optimizer.
 
     Call `read` after every step, in JAX with the weights and the state. Every `every`-th call returns the
-    numbers as a flat dict of floats, for W&B, TensorBoard, a Trainer or Lightning; others return None, and do
-    nothing. The numbers are computed where the arrays are, and a few bytes are transferred. The step itself
-    is left alone.
+    numbers as a flat dict of floats, for W&B, TensorBoard, a Trainer or Lightning. Other calls return None
+    without any work. The numbers are computed on the arrays' devices, and a few bytes are transferred. The
+    step itself is not changed.
 
-    | entry | of the measured step |
+    | entry | value at the measured step |
     |---|---|
     | `step` | the number of the call |
-    | `updates_lost` | share of the updates of 16-bit weights that move nothing |
-    | `update_norm` | the norm of the movement of the weights |
-    | `weight_norm` | the norm of the weights |
+    | `updates_lost` | share of updates that do not move a 16-bit weight |
+    | `update_norm` | norm of the weights' movement |
+    | `weight_norm` | norm of the weights |
     | `moments_at_smallest`, `moments_at_largest` | shares of second moments at the ends of their codes |
-    | `nonfinite` | how many weights are infinite or NaN |
+    | `nonfinite` | number of infinite or NaN weights |
 
-    The first two are estimates, from the first 16,384 elements of each weight. An update counts as lost if a
-    weight that is rounded to nearest stays where it was, and its moments are not all zero. As `diagnose`, it
-    takes the stochastic rounding of other libraries for a loss. Nothing is lost between two steps of an
-    accumulation of gradients, or by a step that is left out. For DTensors the numbers are of the whole
-    model, so all processes of a mesh must call `read`.
+    `updates_lost` and `update_norm` are estimated from the first 16,384 elements of each weight. An update
+    counts as lost if a weight that is rounded to nearest does not change, and its moments are not all zero.
+    Stochastic rounding by other libraries also counts as a loss, as in `diagnose`. Steps that only accumulate
+    gradients, or that are skipped, lose no updates. For DTensors the numbers describe the whole model, so all
+    processes in a mesh must call `read`.
 
-    What is wrong is said once in the log of the package, such as second moments at the ends of what
-    `one_pass` holds. For these the tenth call looks too, whatever `every` is.
+    Problems are logged once by the package, such as second moments at the ends of the range of `one_pass`.
+    The tenth call also checks for these, whatever `every` is.
 
     Args:
-        tx: of JAX: the transform that trains.
-        optimizer: of torch: that trains; one that accelerate has wrapped, too.
-        every: how many steps lie between two that are measured.
-        extra_args: of JAX: what `tx.update` wants beside updates, state and params, such as `value`.
+        tx: the transform in use (JAX).
+        optimizer: the optimizer in use, also if accelerate has wrapped it (torch).
+        every: number of steps from one measurement to the next.
+        extra_args: further arguments for `tx.update`, such as `value` (JAX).
 
     Raises:
-        TypeError: if `optimizer` is no optimizer.
-        ValueError: if `every` is no positive integer.
+        TypeError: if `optimizer` is not an optimizer.
+        ValueError: if `every` is not a positive integer.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -99,7 +99,7 @@ class Monitor:
         self._before: object = None
 
     def _row(self, *step: object) -> dict[str, float] | None:
-        """Return the numbers of a step, if it is one that is measured."""
+        """Return the numbers for a step, or None if it is not measured."""
         self._calls += 1
         row = None
         if self._before:
@@ -112,22 +112,22 @@ class Monitor:
             self._before = self._corners(*step)
         return row
 
-    def _corners(self, *step: Any) -> object:  # what a framework's `read` is given
+    def _corners(self, *step: Any) -> object:  # the arguments of a framework's `read`
         """Return the first elements of each weight, copied."""
         raise NotImplementedError
 
-    # `before` is what `_corners` returned, and `step` what a framework's `read` is given.
+    # `before` is the result of `_corners`, and `step` has the arguments of a framework's `read`.
     def _measured(self, before: Any, *step: Any) -> Sequence[float]:
-        """Return lost updates as a share, the squares of both norms, and how many weights are not finite."""
+        """Return the share of lost updates, the squares of both norms, and the nonfinite weight count."""
         raise NotImplementedError
 
     def _ends(self, *step: Any) -> Mapping[str, Mapping[str, Ends]]:  # the same
-        """Return by format and weight how many second moments are at the ends of their codes."""
+        """Return counts of second moments at the ends of their codes, by format and weight."""
         raise NotImplementedError
 
 
 def corner(shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return the slices of the first elements of an array, at most 16,384: whole rows where they fit.
+    """Return slices of an array's first elements, at most 16,384, with whole rows if they fit.
 
     Example:
         >>> corner((100_000, 4096))
@@ -143,14 +143,14 @@ def corner(shape: Sequence[int]) -> tuple[slice, ...]:
 def row_of(
     package: str, step: int, numbers: Sequence[float], second: str, ends: Mapping[str, Mapping[str, Ends]]
 ) -> dict[str, float]:
-    """Return the numbers of a step by name; say once in the log what is wrong with them.
+    """Return the numbers for a step by name, and log their problems once.
 
     Args:
-        package: whose log it is.
-        step: its number.
-        numbers: lost updates, both norms still as squares, and how many weights are not finite.
-        second: the name of second moments, and
-        ends: by format and weight, how many of them are at the ends of their codes.
+        package: name of the logger.
+        step: number of the step.
+        numbers: share of lost updates, squares of both norms, and number of nonfinite weights.
+        second: name of the second moments.
+        ends: counts of second moments at the ends of their codes, by format and weight.
     """
     lost, moved, weights, nonfinite = map(float, numbers)
     shares = _shares(counts for of_format in ends.values() for counts in of_format.values())
@@ -169,9 +169,9 @@ def row_of(
 
 
 def problems_of_weights(second: str, ends: Mapping[str, Mapping[str, Ends]]) -> dict[str, str]:
-    """Return by format the problem of the weight with the most second moments at an end.
+    """Return, by format, the problem with the weight that has the most second moments at an end.
 
-    Early in a run second moments still grow from 0. So a quarter of a weight's may be at their smallest.
+    Early in a run second moments still grow from 0, so that up to a quarter may be at the smallest number.
     """
     found = {}
     for fmt, by_weight in ends.items():
@@ -182,13 +182,13 @@ def problems_of_weights(second: str, ends: Mapping[str, Mapping[str, Ends]]) -> 
 
 
 def _shares(ends: Iterable[Ends]) -> tuple[float, float]:
-    """Return the shares of elements at the smallest and at the largest number."""
+    """Return the shares of elements at the smallest and the largest number."""
     low, high, size = map(sum, zip((0, 0, 0), *ends, strict=True))
     return low / max(size, 1), high / max(size, 1)
 
 
 def say(package: str, found: Mapping[str, str]) -> None:
-    """Log each problem, by its kind, once in a process; an empty one is none."""
+    """Log each kind of problem once in a process. Empty texts are skipped."""
     for kind, problem in found.items():
         if problem and (package, kind) not in SAID:
             SAID.add((package, kind))

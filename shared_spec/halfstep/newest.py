@@ -1,6 +1,6 @@
 """The newest tested versions of frameworks, and the message for newer ones.
 
-A newer framework usually works. But steps in JAX use its points of extension, which any release may change.
+A newer framework usually works. But steps in JAX use extension points, which any release may change.
 """
 
 import functools
@@ -10,11 +10,11 @@ import re
 from halfstep.version import __version__
 
 NEWEST = {"jax": "0.10.2", "torch": "2.13.0"}
-"""By framework; `constraints.txt` pins the same."""
+"""Versions by framework, as pinned in `constraints.txt`."""
 
 
 def note(framework: str, version: str) -> str:
-    """Return what to know of a version of a framework: "" unless it is newer than what the tests ran with.
+    """Return a note about a framework's version if it is newer than the tested versions, else "".
 
     Example:
         >>> note("torch", "2.13.0+cpu"), note("torch", "2.14.0")[:32]
@@ -31,12 +31,12 @@ def note(framework: str, version: str) -> str:
 
 @functools.cache
 def say_if_newer(framework: str, version: str) -> None:
-    """Log the note of a version, if it has one, once in a process and at the level of warnings."""
+    """Log the note about a version as a warning, once in a process, if there is one."""
     if said := note(framework, version):
         logging.getLogger(f"halfstep_{framework}").warning(said)
 
 
 def _parts(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release; of "2.14.0a1+cu130" (2, 14, 0)."""
+    """Return the numbers in a release, such as (2, 14, 0) for "2.14.0a1+cu130"."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,4 +1,4 @@
-"""Names that users bring from other libraries, and what they are called here: one table for both packages."""
+"""Names in other libraries with their equivalents in halfstep, one table for both packages."""
 
 import difflib
 import re
@@ -11,7 +11,7 @@ _ROUNDING = (
 _COMPENSATED = ("param_storage", 'Use param_storage="compensated".')
 _BLOCKS = ("nu_dtype", 'Use formats with blocks: nu_dtype=scaled("uroot8", 128, min_size=4096).')
 _NOTHING = ("", "halfstep has nothing for it. Leave it out.")
-# By the name without underscores: the argument that a hint is about, "" where it is about none, and the hint.
+# By the name without underscores: the argument that the hint describes, or "", and the hint.
 _ARGUMENTS = {
     **dict.fromkeys(("stochasticrounding", "bf16stochasticround", "usestochasticrounding"), _ROUNDING),
     **dict.fromkeys(("kahansum", "kahan", "usekahan", "usekahansummation"), _COMPENSATED),
@@ -35,7 +35,7 @@ _ARGUMENTS = {
     **dict.fromkeys(("betas", "beta"), ("b1", "Did you mean b1=..., b2=...?")),
     **dict.fromkeys(("wd", "decay", "decayrate"), ("weight_decay", "Did you mean weight_decay?")),
 }
-# Of optimizers for few bits: the bits in a name, and the recipe.
+# Low-precision optimizers in other libraries: the bits in their names, and the recipe.
 _BITS = (("8bit", "eight_bit"), ("fp8", "eight_bit"), ("4bit", "four_bit"), ("fp4", "four_bit"), ("bf16", ""))
 _ELSEWHERE = (
     "adadelta",
@@ -62,7 +62,7 @@ def plain(name: str) -> str:
 
 
 def advice_on_argument(name: str, takes: Iterable[str]) -> str:
-    """Return the sentence that names the right argument, or those that there are.
+    """Return a sentence with the right argument, or with all arguments.
 
     Example:
         >>> advice_on_argument("optim_bits", ["lr", "recipe"])
@@ -80,12 +80,12 @@ def advice_on_argument(name: str, takes: Iterable[str]) -> str:
 
 
 def advice_on_name(name: str, names: Iterable[str], package: str) -> str:
-    """Return the sentence that names the right optimizer or function, or "" for a name that is near none.
+    """Return a sentence with the right optimizer or function, or "" if no name is similar.
 
     Args:
-        name: that was asked for.
-        names: that there are.
-        package: of these.
+        name: the missing name.
+        names: the names in the package.
+        package: name of the package.
 
     Example:
         >>> names = ["AdamW", "Lion"]

@@ -1,14 +1,14 @@
-"""Public names of a package, as pickles, safe-loading lists and messages have them."""
+"""Public module names for a package's classes, as in pickles, safe-loading lists and messages."""
 
 from collections.abc import Iterable, Mapping
 
 
 def name_by_package(members: Mapping[str, object], names: Iterable[str]) -> None:
-    """Let the classes of a package name it as their module, in place of a private one.
+    """Set the package as the module of its public classes, instead of a private module.
 
     Args:
-        members: of the package: its `globals()`.
-        names: of what is public.
+        members: the package's `globals()`.
+        names: the public names.
     """
     package = str(members["__name__"])
     for name in names:

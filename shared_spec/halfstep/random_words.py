@@ -1,4 +1,4 @@
-"""Random words: the numbers of leaves and roles, and the two functions that mix. Contract: section W."""
+"""Random words: ids of leaves and roles, and the two mixing functions. Contract: section W."""
 
 import enum
 import functools
@@ -11,7 +11,7 @@ from halfstep.arrays import Array, Arrays
 
 
 class Role(enum.IntEnum):
-    """What is rounded: it says which word is read, and which field of it (contract W6)."""
+    """The kind of array that is rounded, which determines the random word and its field (contract W6)."""
 
     PARAM = 0
     MU = 1
@@ -21,15 +21,15 @@ class Role(enum.IntEnum):
 
 
 FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
-"""The roles that share a leaf's word, and how far below the top of it their field of 16 bits begins."""
+"""Roles that share a leaf's word, with the offset of their 16-bit field from its top bit."""
 
 GOLDEN_RATIO = np.uint32(0x9E3779B9)
-"""The factor of the high half of an index, which is added to k1 (contract W8)."""
+"""Factor for the high half of an index, which is added to k1 (contract W8)."""
 
-# Random123, threefry.h, R_32x2_*: eight rotations, four to a group of rounds.
+# Random123, threefry.h, R_32x2_*: eight rotations, in two groups of four rounds.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
-# Pairs of a shift and a factor; as int32, whose products wrap to the same patterns.
+# Pairs of a shift and a factor. The products of int32 factors wrap to the same patterns.
 _MIXING = ((17, 0xED5AD4BB - 2**32), (11, 0xAC4C1B51 - 2**32), (15, 0x31848BAB))
 
 _MOMENT_ROLES = {"param": Role.PARAM, "mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
@@ -37,7 +37,7 @@ _MOMENT_ROLES = {"param": Role.PARAM, "mu": Role.MU, "trace": Role.MU, "nu": Rol
 
 @functools.lru_cache(maxsize=1 << 16)
 def leaf_id(name: str) -> int:
-    """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a leaf's name (contract W7).
+    """Return the 32-bit FNV-1a hash of a leaf's name in UTF-8 (contract W7).
 
     Example:
         >>> hex(leaf_id("a"))
@@ -52,7 +52,7 @@ def leaf_id(name: str) -> int:
 
 
 def role_of(name: str) -> int:
-    """Return the role of a moment's words: a `Role`, or the hash of its name.
+    """Return the role for a moment's words, which is a `Role` or the hash of its name.
 
     Example:
         >>> role_of("trace") == Role.MU, role_of("a") == leaf_id("a")
@@ -62,7 +62,7 @@ def role_of(name: str) -> int:
 
 
 def word_role(role: int) -> int:
-    """Return the role under whose key the words of a role are made (contract W6).
+    """Return the role that gives the key for another role's words (contract W6).
 
     Example:
         >>> word_role(Role.NU) == Role.PARAM, word_role(Role.STATE) == Role.STATE
@@ -72,16 +72,16 @@ def word_role(role: int) -> int:
 
 
 def leaf_number(leaf: str | int) -> int:
-    """Return the id of a leaf, given its name or the id itself."""
+    """Return a leaf's id, given its name or the id itself."""
     return leaf_id(leaf) if isinstance(leaf, str) else in_range("leaf", leaf, 32)
 
 
 def in_range(name: str, value: SupportsIndex, bits: int) -> int:
-    """Return an argument of `random_words`, checked to be a number of the given bits.
+    """Return an argument of `random_words` after a check of its range.
 
     Raises:
-        TypeError: if it is no integer.
-        ValueError: if it is out of range.
+        TypeError: if the value is not an integer.
+        ValueError: if the value is outside [0, 2^bits).
     """
     value = operator.index(value)
     if not 0 <= value < 2**bits:
@@ -95,7 +95,7 @@ def threefry2x32(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tupl
     """Encrypt `counter` under `key` with Threefry-2x32 in 20 rounds, elementwise (contract W3).
 
     Args:
-        key: two uint32 arrays, of NumPy or JAX.
+        key: two uint32 arrays, from NumPy or JAX.
         counter: two uint32 arrays.
 
     Returns:
@@ -116,7 +116,7 @@ def threefry2x32(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tupl
 
 
 def mix(xp: Arrays, x: Array) -> Array:
-    """Return the three-multiply finaliser of int32 patterns (contract W8), in place where arrays can change.
+    """Return int32 patterns mixed by the three-multiply finaliser (contract W8), in place if possible.
 
     Source: C. Wellons, hash-prospector (2018), "triple32".
     """

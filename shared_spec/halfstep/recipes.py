@@ -1,16 +1,16 @@
-"""Named settings of optimizers: how many bytes to keep, in one word.
+"""Named settings for optimizers, which choose the bytes per parameter in one word.
 
-Each is a mapping of keyword arguments of Adam, AdamW, LAMB and LAMB16, for bfloat16 weights:
-`adamw(1e-3, **recipes.eight_bit)`. Every optimizer takes the name too, and arguments that are given beside it
-win: `adamw(1e-3, recipe="eight_bit")`; so does every link with moments. Of Lion, SGD, Adan and AdEMAMix,
-whose first moments have no second one as a unit, it names what fits these. Of Muon it names the formats of
-what AdamW steps, and the momentum has 16 bits, as much as two moments of 8.
+Each recipe is a mapping with keyword arguments for Adam, AdamW, LAMB and LAMB16 with bfloat16 weights:
+`adamw(1e-3, **recipes.eight_bit)`. Every optimizer and every link with moments also accepts the name, and
+explicit arguments override the recipe: `adamw(1e-3, recipe="eight_bit")`. For Lion, SGD, Adan and AdEMAMix,
+where first moments have no second moment as a unit, the name stands for formats that fit. For Muon it stands
+for the formats of AdamW's part, and the momentum has 16 bits, as many as two 8-bit moments.
 
 >>> from halfstep import recipes
 >>> recipes.eight_bit["nu_dtype"].text
 'uroot8, blocks of 128'
 
-`docs/recipes.md` has what each of them costs and how closely it follows float32.
+`docs/recipes.md` gives the cost of each recipe and its distance from float32.
 
 Contract: F1, F5, F6, F12 to F19.
 """
@@ -33,7 +33,7 @@ from halfstep.weight_storage import FED_BACK, PARAM_STORAGES, ParamStorage
 
 
 class Settings(TypedDict, total=False):
-    """The arguments that a recipe stands for, by name."""
+    """The arguments in a recipe, by name."""
 
     param_storage: ParamStorage
     mu_dtype: str | Format
@@ -42,7 +42,7 @@ class Settings(TypedDict, total=False):
 
 
 class _Recipe(Mapping):
-    """Settings that nobody changes; a pickle, or a copy, has the recipe of that name."""
+    """Immutable settings. A pickle or a copy returns the recipe with the same name."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = dict(settings)
@@ -74,13 +74,13 @@ def _recipe(settings: Settings) -> Settings:
 
 
 full_precision = _recipe({"param_storage": "split16", "mu_dtype": "float32", "nu_dtype": "float32"})
-"""12 bytes per parameter: float32 weights, of which the model sees the upper half, and float32 moments."""
+"""12 bytes per parameter: float32 weights, with the upper half in the model, and float32 moments."""
 
 near_float32 = _recipe({"param_storage": "split8", "mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
-"""7 bytes: weights of 24 bits, moments of 16."""
+"""7 bytes: 24-bit weights and 16-bit moments."""
 
 sixteen_bit = _recipe({"mu_dtype": "bfloat16", "nu_dtype": "ufloat16_e7m9"})
-"""6 bytes, as by default, of which the second moment has two more bits of mantissa than bfloat16."""
+"""6 bytes, as by default, but the second moment has two more mantissa bits than bfloat16."""
 
 one_pass = _recipe({"mu_dtype": relative("mulaw8"), "nu_dtype": "uroot4_e4m4"})
 """4.00 bytes: 8-bit moments without scales, roots and quotients, so that a step reads memory once."""
@@ -88,34 +88,34 @@ one_pass = _recipe({"mu_dtype": relative("mulaw8"), "nu_dtype": "uroot4_e4m4"})
 eight_bit = _recipe(
     {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "feedback"}
 )
-"""4.01 bytes: the second moment with a scale per block of 128, and so nearer to float32, in a second pass."""
+"""4.01 bytes: the second moment has a scale per 128 elements. Closer to float32, but in a second pass."""
 
 four_bit = _recipe(
     {"mu_dtype": relative("int4", 32), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "feedback"}
 )
-"""3.55 bytes: a first moment of 4 bits, a second one of 8."""
+"""3.55 bytes: a 4-bit first moment and an 8-bit second moment."""
 
 Recipe = (
     Literal["full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit", "four_bit"] | Settings
 )
-"""The argument `recipe`, by name or as it is."""
+"""Type of the argument `recipe`, a name or the recipe itself."""
 
 
 def __dir__() -> list[str]:
-    """Let completion offer the recipes alone."""
+    """Return only the recipes, for completion."""
     return sorted(_recipes())
 
 
-# Of moments with a sign of which no second one is the unit.
+# For signed moments without a second moment as a unit.
 _ALONE = {
     "full_precision": "float32",
     "near_float32": "bfloat16",
     "sixteen_bit": "bfloat16",
     "eight_bit": scaled("float8_e4m3fn", 128),
 }
-# The lead of a schedule-free run: its errors stay in the average (distance 0.05 on digits; of e4m3fn 0.15).
+# For a schedule-free lead, where errors stay in the average (distance 0.05 on digits, with e4m3fn 0.15).
 _LEAD = _ALONE | {"near_float32": AMPLIFIED, "eight_bit": scaled("int8", 32, scale="fine")}
-# Of a momentum whose errors a factor magnifies.
+# For a momentum with errors that a factor magnifies.
 _AMPLIFIED = {"full_precision": "float32"} | dict.fromkeys(
     ("near_float32", "sixteen_bit", "one_pass", "eight_bit"), AMPLIFIED
 )
@@ -124,10 +124,10 @@ F = TypeVar("F", bound=Callable)
 
 
 def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Callable[[F], F]:
-    """Let an optimizer, a function or the `__init__` of a class, or a link follow its argument `recipe`.
+    """Return a decorator that adds the argument `recipe` to an optimizer function, `__init__` or link.
 
     Args:
-        moments: that it keeps, each with the names of the arguments for its format and its rounding.
+        moments: the moments it keeps, each with the argument names for its format and rounding.
         stores_weights: whether it has `param_storage`, as optimizers do and links do not.
     """
     moments = tuple(moment for moment in moments if moment.dtype)
@@ -140,7 +140,7 @@ def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Call
         takes_all = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
 
         @functools.wraps(function, updated=())
-        def call(*args: Any, **options: Any) -> Any:  # those of the function
+        def call(*args: Any, **options: Any) -> Any:  # the function's arguments and result
             name = getattr(function, "name", function.__name__)
             caller = type(args[0]).__name__ if name == "__init__" else name
             if not takes_all:
@@ -163,9 +163,9 @@ def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Call
 def _without_defaults(
     options: Arguments, chosen: Arguments, parameters: Mapping[str, inspect.Parameter]
 ) -> Arguments:
-    """Return arguments without settings of a recipe that are as by default: some callers pass all arguments.
+    """Return arguments without defaults that a recipe sets, because some callers pass all arguments.
 
-    Such as `optax.inject_hyperparams`, and command lines that are made of a signature.
+    `optax.inject_hyperparams` does so, and command lines made from a signature.
     """
 
     def is_default(name: str, x: object) -> bool:
@@ -176,7 +176,7 @@ def _without_defaults(
 
 
 def _check_names(caller: str, options: Arguments, parameters: Mapping[str, object]) -> None:
-    """Refuse an argument that there is not, with the right one."""
+    """Raise TypeError for an unknown argument, with the right name."""
     takes = [name for name in parameters if name != "self"]
     for name in options.keys() - parameters.keys() - {"recipe", "mu_dtype", "nu_dtype", "param_storage"}:
         raise TypeError(f"{caller}: there is no argument {name}. {advice_on_argument(name, takes)}")
@@ -185,7 +185,7 @@ def _check_names(caller: str, options: Arguments, parameters: Mapping[str, objec
 def _check_arguments(
     caller: str, args: tuple, options: Arguments, moments: Sequence[Moment], stores_weights: bool
 ) -> None:
-    """Refuse recipes where they are not recipes, or not of such an optimizer."""
+    """Raise an error for a recipe that is passed in the wrong way, or that does not fit the optimizer."""
     if any(isinstance(x, _Recipe) for x in args):
         raise TypeError(f'{caller}: a recipe is given by position. Pass it by name, as recipe="one_pass".')
     of_argument = {moment.dtype: moment for moment in moments}
@@ -208,10 +208,10 @@ def settings(
     stores_weights: bool = True,
     beside: Arguments = types.MappingProxyType({}),
 ) -> Arguments:
-    """Return the arguments for which a recipe stands, of an optimizer that keeps such moments.
+    """Return a recipe's arguments for an optimizer that keeps the given moments.
 
-    `beside` are arguments that are given. Weights that are fed back go into the moment before it is stored,
-    so that no error of storing it is known to the update: it is rounded stochastically (contract A21).
+    `beside` has the explicit arguments. Weight errors are fed back into a moment before it is stored, when
+    its own storage error is not yet known, so the moment is rounded stochastically (contract A21).
     """
     recipes, offered = _recipes(), _offered(moments, stores_weights)
     recipe = next((name for name, x in recipes.items() if x is recipe), recipe)
@@ -229,7 +229,7 @@ def settings(
     given = {name: x for name, x in chosen.items() if name == "param_storage"}
     for moment in moments:
         given[moment.dtype] = _formats(moment, moments)[recipe]
-        # Other updates are not linear in a moment that has no unit, so that no error is fed back.
+        # Updates from a moment without a unit are not linear in it, so that no error is fed back.
         if moment.unit and "mu_rounding" in chosen:
             fed_back = beside.get("param_storage") == FED_BACK
             given[moment.rounding] = "stochastic" if fed_back else chosen["mu_rounding"]
@@ -237,7 +237,7 @@ def settings(
 
 
 def _formats(moment: Moment, moments: Sequence[Moment]) -> Mapping[str, str | Format]:
-    """Return how a moment is stored under each recipe that has a format for it."""
+    """Return a moment's format under each recipe that has one."""
     recipes = _recipes()
     if not moment.signed:
         names = recipes if any(other.unit == moment.name for other in moments) else _ALONE
@@ -252,7 +252,7 @@ def _recipes() -> dict[str, Arguments]:
 
 
 def _offered(moments: Sequence[Moment], stores_weights: bool) -> list[str]:
-    """Return the names of the recipes that have a format for each of some moments."""
+    """Return the names of recipes that have a format for every given moment."""
     return [
         name
         for name, chosen in _recipes().items()

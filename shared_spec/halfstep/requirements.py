@@ -1,10 +1,10 @@
-"""The requirements of a package, and what to install if one is missing."""
+"""A check for required packages, with an install command in the error."""
 
 import importlib.util
 
 
 def needs(package: str, extra: str, *modules: str) -> None:
-    """Raise ModuleNotFoundError, with the line to write, unless a package finds what it needs."""
+    """Raise ModuleNotFoundError with an install command if a required module is missing."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(

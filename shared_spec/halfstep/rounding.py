@@ -1,6 +1,6 @@
-"""Rounding, written once over the arrays of a framework. Contract: section R.
+"""Rounding, written once for the arrays of both frameworks. Contract: section R.
 
-Words are int32 patterns, of which the top 16 bits are read; None stands for nearest, ties to even.
+Words are int32 patterns with 16 random bits at the top. None stands for nearest, ties to even.
 
 Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by magnitude.
 The carry form is ours.
@@ -14,13 +14,13 @@ from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
 
 ROUNDING_TARGETS = ("float32", *FLOAT_FORMATS)
 _DRAWN = 16
-"""Random bits of a rounding: a field of a word (contract W6)."""
+"""Number of random bits in a rounding, which are a field of a word (contract W6)."""
 
 
 def check_round_to(
     dtype: str, x: Array, words: Array, sources: Iterable[str], word_dtypes: Iterable[str]
 ) -> None:
-    """Refuse arguments of `round_to`, whose arrays are of these dtypes."""
+    """Raise an error for wrong arguments of `round_to`, given the allowed dtypes."""
     if dtype not in ROUNDING_TARGETS:
         raise ValueError(f"round_to: dtype={dtype} is not a rounding target. Use {listed(ROUNDING_TARGETS)}.")
     if (given := dtype_name(x)) not in sources:
@@ -37,9 +37,9 @@ def check_round_to(
 
 
 def draw(xp: Arrays, words: Array, bits: int) -> Array:
-    """Return what is added to `bits` bits that are cut off: the top 16 of a word, as the top of these.
+    """Return the random number that is added to `bits` bits before they are cut off.
 
-    Below them stands half a unit of theirs, where there is room.
+    Its top bits are the top 16 bits of the word. If there is room below them, half a unit follows.
     """
     if bits <= _DRAWN:
         return xp.shift(words, 32 - bits)
@@ -48,7 +48,7 @@ def draw(xp: Arrays, words: Array, bits: int) -> Array:
 
 
 def cut(xp: Arrays, bits: Array, words: Array, drop: int) -> Array:
-    """Return patterns without their low bits, rounded."""
+    """Return patterns rounded to fewer bits, without the low `drop` bits."""
     add = ((1 << drop - 1) - 1) + ((bits >> drop) & 1) if words is None else draw(xp, words, drop)
     return (bits + add) >> drop
 
@@ -63,21 +63,21 @@ def whole(xp: Arrays, y: Array, words: Array) -> Array:
 
 
 def multiple_of_smallest(xp: Arrays, magnitude: Array, fmt: FloatFormat, words: Array) -> Array:
-    """Return which multiple of the smallest number of `fmt` patterns up to its smallest normal one round to.
+    """Return patterns rounded to multiples of the smallest number in `fmt`, up to its first normal number.
 
-    In float32: the products and the difference are exact. XLA on CPU computes with zero in place of numbers
-    that are subnormal in float32. In any `fmt` that comes here, such a number has a fraction below 2^-17.
+    The products and the difference are exact in float32. XLA on CPU computes with zero instead of float32's
+    subnormal numbers. In all formats used here, such a number has a fraction below 2^-17.
     """
     bounded = xp.clip(magnitude, high=fmt.first_normal)
     return whole(xp, xp.floats(bounded) * (1 / fmt.smallest), words)
 
 
 def code_of_magnitude(xp: Arrays, x: Array, fmt: FloatFormat, words: Array) -> Array:
-    """Return the code of a state of |x| in `fmt`, in int32; any code if it is not finite.
+    """Return the int32 code for |x| in `fmt`, or any code if x is not finite.
 
-    For every `fmt` that has fewer exponents than float32, the integers up to 127 among them. Below the
-    smallest normal number, a code counts multiples of the smallest number. There, a pattern that is cut as
-    the pattern of a normal number gives a lower code. Above it, the count of multiples is the lower code.
+    `fmt` must have fewer exponents than float32. The integers up to 127 are allowed too. Below the smallest
+    normal number, a code counts multiples of the smallest number, and a pattern that is cut like a normal
+    number gives a lower code. Above it, the count of multiples is the lower code.
     """
     magnitude = xp.bits(x) & 0x7FFFFFFF
     normal = cut(xp, magnitude, words, 23 - fmt.mantissa_bits) - fmt.base

@@ -1,8 +1,8 @@
-"""A rule held against NumPy, operation by operation: what `check_rule` of both packages asks.
+"""Comparison of a rule with NumPy, operation by operation, for `check_rule` in both packages.
 
 A framework takes one step on the numbers that `Question` draws, operation by operation, and once more
-compiled. `compared` takes the same step in NumPy and raises an error that names the line of `update`
-whose result differs.
+compiled. `compared` takes the same step in NumPy. If a result differs, it raises an error with the line of
+`update` that computes it.
 """
 
 import linecache
@@ -23,20 +23,20 @@ from halfstep.step import updated
 
 T = TypeVar("T")
 COUNT = 3
-"""Steps taken, the one that is checked among them."""
+"""Number of steps, including the checked step."""
 _SHAPE = (32, 64)
-# Fourth powers are normal float32 numbers: what is subnormal is another question (contract A8).
+# Fourth powers stay normal float32 numbers. Subnormal numbers are a matter of contract A8.
 _BINADES = 28
 _NORMAL = np.float32(2.0**-100)
 
 
 class Question(NamedTuple):
-    """What a step is asked: float32 arrays.
+    """The float32 arrays that a step reads.
 
     Attributes:
-        g: what comes in; a tuple of arrays where the rule has the scope "all".
-        p: the weights, likewise; None where the rule reads none.
-        moments: as the step before stored them, by name.
+        g: the incoming update, a tuple of arrays if the rule has the scope "all".
+        p: the weights, a tuple likewise, or None if the rule does not read them.
+        moments: the moments stored at the previous step, by name.
     """
 
     g: Array
@@ -45,7 +45,7 @@ class Question(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, seed: int) -> "Question":
-        """Draw numbers of 57 binades and either sign, zeros of both signs among them."""
+        """Draw numbers from 57 binades with either sign, and zeros of both signs."""
         rng = np.random.default_rng(seed)
 
         def drawn(shape: tuple[int, ...]) -> np.ndarray:
@@ -64,13 +64,13 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a step gave, all as arrays of the framework.
+    """The results of a step, as the framework's arrays.
 
     Attributes:
-        outputs: the update, or updates, and what the moments became.
-        results: of every operation, in their order.
-        places: of every operation, the line of `update`.
-        loose: results of operations whose rounding is the framework's: `apply`, `norm`, `matmul`, `power`.
+        outputs: the update, or updates, and the new moments.
+        results: the result of every operation, in order.
+        places: the line of `update` for every operation.
+        loose: results that the framework rounds in its own way, from `apply`, `norm`, `matmul` and `power`.
     """
 
     outputs: tuple
@@ -80,37 +80,37 @@ class Answer(NamedTuple):
 
 
 class Recorded(Op):
-    """Operations that keep what they give: a base in front of a framework's own."""
+    """Operations that record their results, a base class in front of a framework's `Op`."""
 
-    def __init__(self, *arguments: Any, **options: Any):  # of the framework's own
+    def __init__(self, *arguments: Any, **options: Any):  # arguments of the framework's class
         super().__init__(*arguments, **options)
         self.results, self.places, self.loose = [], [], []
 
     def wrap(self, x: Array, made: Origin = Origin.ARRAY) -> Number:
-        """Return a Number, and keep the array."""
+        """Return a Number, and record the array."""
         if (place := _line()) is not None:
             self.results.append(x)
             self.places.append(place)
         return super().wrap(x, made)
 
     def apply(self, function: Callable[..., Array], *xs: Operand | Mask) -> Array:
-        """Return what the framework gives."""
+        """Return and record the framework's result."""
         return self._kept(super().apply(function, *xs))
 
     def norm(self, x: Operand, exact: bool = False) -> Number:
-        """Return what the framework gives."""
+        """Return and record the framework's result."""
         return self._kept(super().norm(x, exact))
 
     def norm_in_range(self, x: Operand, exact: bool = False) -> tuple[Number, Number]:
-        """Return what the framework gives."""
+        """Return and record the framework's result."""
         return tuple(map(self._kept, super().norm_in_range(x, exact)))  # pyright: ignore[reportReturnType]
 
     def matmul(self, x: Operand, y: Operand) -> Number:
-        """Return what the framework gives."""
+        """Return and record the framework's result."""
         return self._kept(super().matmul(x, y))
 
     def power(self, x: Operand, y: Operand) -> Number:
-        """Return what the framework gives."""
+        """Return and record the framework's result."""
         return self._kept(super().power(x, y))
 
     def _kept(self, x: T) -> T:
@@ -119,7 +119,7 @@ class Recorded(Op):
 
 
 def answer(rule: Rule, question: Question, numbers: Values, op: Recorded) -> Answer:
-    """Take the step of a rule with a `Recorded` op; its moments are float32."""
+    """Take a rule's step with a `Recorded` op and float32 moments."""
     moments = {name: StepMoment(name, x, op) for name, x in question.moments.items()}
     u = updated(rule, numbers, question.g, question.p, op, moments)
     rounded = [op.bare(moment.rounded) for moment in moments.values()]
@@ -127,7 +127,7 @@ def answer(rule: Rule, question: Question, numbers: Values, op: Recorded) -> Ans
 
 
 class NumpyOp(Recorded):
-    """Operations of NumPy; a loose result is the one that the framework had."""
+    """Operations in NumPy. Loose results are copied from the framework."""
 
     framework = np
 
@@ -172,7 +172,7 @@ class NumpyOp(Recorded):
         """Return the framework's result."""
         return self._next()
 
-    def _next(self) -> Any:  # Numbers, masks, or tuples of such: what the framework had
+    def _next(self) -> Any:  # the framework's result: a Number, a Mask, or a tuple
         def here(given: Number | Mask) -> Number | Mask:
             x = np.asarray(given.value)
             return Mask(x, self) if x.dtype == bool else self.wrap(x)
@@ -184,8 +184,8 @@ class NumpyOp(Recorded):
 def compared(rule: Rule, question: Question, numbers: Values, eager: Answer, compiled: Mapping[str, Answer]):
     """Compare a framework's answers with NumPy's, and the answers of compiled steps with the eager answer.
 
-    `compiled` has, by how it was compiled, outputs alone, or the results of operations too. The error names
-    the line of `update` whose result differs.
+    `compiled` maps a way of compiling to an answer, which may have only outputs. The error names the line of
+    `update` that computes the different result.
     """
     with np.errstate(all="ignore"):
         ours = answer(
@@ -220,7 +220,7 @@ def _flat(x: object) -> list:
 
 
 def _normal(results: Sequence[np.ndarray]) -> dict[tuple, np.ndarray]:
-    """Return, by shape, where no result is subnormal or nearly so: there frameworks may differ (A8)."""
+    """Return by shape where all results are 0 or far from subnormal. Elsewhere frameworks may differ (A8)."""
     normal: dict[tuple, np.ndarray] = {}
     for x in results:
         ordinary = (x == 0) | ~(np.abs(x) < _NORMAL)
@@ -229,7 +229,7 @@ def _normal(results: Sequence[np.ndarray]) -> dict[tuple, np.ndarray]:
 
 
 def _line() -> str | None:
-    """Return the line of `update` that calls an operation; None outside of `update`."""
+    """Return the line of `update` that calls an operation, or None outside `update`."""
     frame = sys._getframe(2)
     inside = ("halfstep.", "halfstep_jax.", "halfstep_torch.")
     while frame is not None:
