@@ -39,7 +39,7 @@ class Machine(Protocol):
     """The interface of each package's module `machine`.
 
     Attributes:
-        MODES: in which ways steps are taken.
+        MODES: the ways in which steps can run.
     """
 
     MODES: Sequence[str]
@@ -61,12 +61,12 @@ class Machine(Protocol):
         mode: str,
         **hyperparameters: float,
     ) -> np.ndarray:
-        """Return the patterns of the weights after steps of AdamW.
+        """Return the patterns of the weights after several AdamW steps.
 
         Args:
-            recipe: arguments of the optimizer.
+            recipe: arguments for the optimizer.
             question: patterns of bfloat16 weights, and a gradient for each step.
-            leaf: the name of the weights, with "/" between its parts.
+            leaf: name of the weights, with "/" between its parts.
             device: one of `devices()`.
             mode: one of `MODES`.
             hyperparameters: further arguments, by JAX's names.
@@ -75,7 +75,7 @@ class Machine(Protocol):
 
 
 def question() -> tuple[np.ndarray, np.ndarray]:
-    """Return bits of bfloat16 weights, and for each step a float32 gradient that bfloat16 holds."""
+    """Return bfloat16 weights as bits, and for each step a float32 gradient that is exact in bfloat16."""
     words = np.random.PCG64(0).random_raw((_STEPS + 1) * _SHAPE[0] * _SHAPE[1])
     values = (words >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
     bits = values.reshape(_STEPS + 1, *_SHAPE).view(np.uint32) & np.uint32(0xFFFF0000)
@@ -85,8 +85,8 @@ def question() -> tuple[np.ndarray, np.ndarray]:
 
 
 def due(recipe: Arguments) -> np.ndarray:
-    """Return the bits of the reference's final weights."""
-    # By name: the packages know nothing of the reference, but for this command.
+    """Return the reference's final weights as bits."""
+    # Imported by name, because only this command uses the reference.
     spec = importlib.import_module("halfstep_spec")
     options = dict(recipe)
     storage = options.pop("param_storage", "stochastic")
@@ -105,7 +105,7 @@ def due(recipe: Arguments) -> np.ndarray:
 
 
 def verdict(machine: Machine, device: str, mode: str) -> tuple[bool, str]:
-    """Take the steps under every recipe in one mode on one device; return whether all bits are right."""
+    """Take steps with every recipe in one mode on one device, and return whether all bits are right."""
     start, wrong = time.perf_counter(), []
     for name in RECIPES:
         recipe = getattr(recipes, name)
@@ -121,7 +121,7 @@ def verdict(machine: Machine, device: str, mode: str) -> tuple[bool, str]:
 
 
 def versions(framework: str) -> str:
-    """Return the versions of a framework's packages; "" stands for none."""
+    """Return the versions of a framework's packages, or "" if one is missing."""
     pairs = ((name, _version(name)) for name in _DISTRIBUTIONS[framework])
     return ", ".join(f"{name} {version}" for name, version in pairs)
 
@@ -134,7 +134,7 @@ def _version(name: str) -> str:
 
 
 def _word(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a parser of one argument; the command line prints its errors."""
+    """Return a parser for one argument, with errors that the command line prints."""
 
     def read_or_say(text: str) -> T:
         try:
@@ -151,10 +151,10 @@ def _recipe(name: str) -> str:
 
 
 def warm(names: Sequence[str]) -> int:
-    """Compile the steps of recipes ahead, for images and clusters; all recipes if none is named.
+    """Compile kernels for the named recipes, or for all, ahead of time for images and clusters.
 
-    Prints for each device the folder of kernels. On such a processor or GPU, a process that finds the folder
-    runs kernels from its first step on.
+    The folder of kernels is printed for each device. On the same kind of processor or GPU, a process that
+    finds the folder runs kernels from its first step.
     """
     machine = importlib.import_module(_MACHINES["torch"])
     for name in names or RECIPES:
@@ -165,7 +165,7 @@ def warm(names: Sequence[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return the exit status: 1 if a bit differs."""
+    """Run the command line and return the exit status, which is 1 if a bit differs."""
     parser = argparse.ArgumentParser(
         prog="python -m halfstep", description="Print what is installed, and try it."
     )

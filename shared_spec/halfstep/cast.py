@@ -1,16 +1,16 @@
-"""Which weights of a model are cast to 16 bits, and the dtypes of norms and embeddings."""
+"""The choice of weights that are cast to 16 bits, and of dtypes for norms and embeddings."""
 
 import re
 
 from halfstep.did_you_mean import did_you_mean
 
 CHOICES = ("bfloat16", "float32", "split16")
-"""How a kind of weight is kept: cast, left in float32, or cast with 16 further bits in the optimizer."""
+"""Choices for a kind of weight: cast, left in float32, or cast with 16 further bits in the optimizer."""
 _KINDS = {"norms": re.compile(r"norm|^ln(_|\d|$)|^bn\d*$"), "embeddings": re.compile(r"embed|^w[tp]e$")}
 
 
 def checked_choices(caller: str, **choices: str) -> dict[str, str]:
-    """Return how norms and embeddings are kept; other choices raise."""
+    """Return the choices for norms and embeddings, and raise ValueError for an unknown choice."""
     for name, choice in choices.items():
         if choice not in CHOICES:
             meant = did_you_mean(choice, CHOICES)
@@ -21,7 +21,7 @@ def checked_choices(caller: str, **choices: str) -> dict[str, str]:
 
 
 def kind_of(words: list[str]) -> str:
-    """Return "norms", "embeddings" or "" by the names of the modules around a weight, the innermost last.
+    """Return "norms", "embeddings" or "", given the names of a weight's modules, with the innermost last.
 
     Example:
         >>> kind_of(["layers_0", "LayerNorm_1"]), kind_of(["wte"]), kind_of(["attention", "query"])

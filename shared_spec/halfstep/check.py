@@ -1,4 +1,4 @@
-"""Hold a backend against the golden vectors: `halfstep_spec.check` by the name of the package.
+"""Compare a backend with the golden vectors, by `halfstep_spec.check`.
 
 python -m halfstep.check adapter.py --vectors vectors.zip
 """
@@ -8,8 +8,8 @@ import sys
 
 
 def main() -> int:
-    """Run the command line of `halfstep_spec.check`; return its exit status."""
-    # By name: the packages know nothing of the reference, but for commands.
+    """Run the command line of `halfstep_spec.check` and return its exit status."""
+    # Imported by name, because only commands use the reference.
     return importlib.import_module("halfstep_spec.check").main()
 
 

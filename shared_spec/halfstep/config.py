@@ -1,6 +1,6 @@
-"""Optimizers by name, as configs of trainers have them: a text or a mapping, with arguments by name.
+"""Optimizers from a config, given as a text or a mapping with a name and arguments.
 
-Case and underscores of the name do not count. Arguments in a text are literals: it is parsed, and never run.
+Case and underscores in the name are ignored. Arguments in a text are literals. It is parsed and never run.
 """
 
 import ast
@@ -15,15 +15,15 @@ T = TypeVar("T", bound=Callable)
 
 
 def read_config(caller: str, config: object) -> tuple[str, Arguments]:
-    """Return the name of an optimizer and its arguments.
+    """Return an optimizer's name and arguments.
 
     Args:
-        caller: for messages.
-        config: `"adamw"`, `"AdamW(recipe='one_pass')"`, or a mapping with a `name` beside the arguments.
+        caller: name for messages.
+        config: `"adamw"`, `"AdamW(recipe='one_pass')"`, or a mapping with a `name` and arguments.
 
     Raises:
-        TypeError: if it is neither a text nor a mapping.
-        ValueError: if a mapping has no name, or a text is more than a name with arguments that are literals.
+        TypeError: if `config` is neither a text nor a mapping.
+        ValueError: if a mapping has no name, or a text is not a name with literals as arguments.
 
     Example:
         >>> read_config("from_config", "AdamW(lr=1e-3, recipe='one_pass')")
@@ -57,10 +57,10 @@ def read_config(caller: str, config: object) -> tuple[str, Arguments]:
 
 
 def chosen(caller: str, name: str, optimizers: Mapping[str, T], arguments: Iterable[str], package: str) -> T:
-    """Return the optimizer of a name, in any case and with any underscores, if it accepts the arguments.
+    """Return the optimizer with a name, in any case and with any underscores, if it accepts the arguments.
 
     Raises:
-        ValueError: if nothing has the name, or it lacks one of the arguments, or needs another.
+        ValueError: if the name is unknown, an argument is unknown, or a required argument is missing.
     """
     by_name = {plain(other): other for other in optimizers}
     if plain(name) not in by_name:

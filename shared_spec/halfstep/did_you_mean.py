@@ -1,9 +1,9 @@
-"""The right word for one that is nearly right."""
+"""Suggestions for misspelled words."""
 
 import difflib
 from collections.abc import Iterable
 
-# Names in other libraries of a dtype, a recipe, or a weight storage.
+# Names in other libraries for a dtype, a recipe, or a weight storage.
 _MEANT = {
     **dict.fromkeys(("bf16", "bfloat", "bfloat16"), ("bfloat16", "sixteen_bit")),
     **dict.fromkeys(("fp16", "f16", "half", "float16", "16bit"), ("float16", "sixteen_bit")),
@@ -21,7 +21,7 @@ _MEANT = {
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:
-    """Return a question and a space, or "" if no name is near.
+    """Return a question and a space, or "" if no name is similar.
 
     Example:
         >>> did_you_mean("one-pass", ["one_pass"]), did_you_mean("fp8", ["eight_bit"])

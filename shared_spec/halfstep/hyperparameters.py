@@ -1,7 +1,7 @@
-"""Checks of hyperparameters, which each framework makes float32 first. Contract: A4.
+"""Checks for hyperparameters, which each framework converts to float32 first. Contract: A4.
 
-A check gets (caller, name, the value as given, its float32 number) and raises ValueError. A framework
-skips it where the number is not known yet, as under a trace.
+A check gets (caller, name, value as given, float32 number) and raises ValueError. A framework skips it if the
+number is not known yet, as under a trace.
 """
 
 import math
@@ -11,19 +11,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Scalar: TypeAlias = Any
-"""A hyperparameter as a user gives it: a number, an array of one, or a function of the count of steps."""
+"""A hyperparameter as a user passes it: a number, an array with one element, or a function of the count."""
 Arguments: TypeAlias = Mapping[str, Any]
-"""Arguments of an optimizer or a link as a user gives them, by name: checks look at each."""
+"""Unchecked arguments of an optimizer or a link, by name."""
 Values: TypeAlias = Any
-"""Values of a rule's fields, or numbers of a step: a named tuple with a class that is made at run time."""
+"""Values of a rule's fields, or numbers for a step, as a named tuple with a class made at run time."""
 Check = Callable[[str, str, Scalar, float], None]
 
 PEAK_COUNTS = tuple(sorted({round(1.05**k) - 1 for k in range(331)}))
-"""At which counts of steps the largest number of a schedule is looked for: up to 10^7, 5 % apart."""
+"""Step counts at which the largest value of a schedule is searched, up to 10^7, 5 % apart."""
 
 
 def check_decay_rate(caller: str, name: str, value: Scalar, number: float) -> None:
-    """Refuse a decay rate outside [0, 1)."""
+    """Raise ValueError for a decay rate outside [0, 1)."""
     if not 0.0 <= number < 1.0:
         rounded = " in float32" if 0.0 <= float(value) < 1.0 else ""
         raise ValueError(
@@ -35,7 +35,7 @@ def check_decay_rate(caller: str, name: str, value: Scalar, number: float) -> No
 def check_bound(
     caller: str, name: str, value: Scalar, number: float, hint: str = "Use a number >= 0."
 ) -> None:
-    """Refuse a negative number and NaN; infinity means no bound."""
+    """Raise ValueError for a negative number and NaN. Infinity means no bound."""
     if not number >= 0:
         problem = "negative" if number < 0 else "not a number"
         raise ValueError(f"{caller}: {name}={value} is {problem}. {hint}")
@@ -44,14 +44,14 @@ def check_bound(
 def check_nonnegative(
     caller: str, name: str, value: Scalar, number: float, hint: str = "Use a number >= 0."
 ) -> None:
-    """Refuse a negative number, NaN and infinity."""
+    """Raise ValueError for a negative number, NaN and infinity."""
     check_bound(caller, name, value, number, hint)
     if number == math.inf:
         raise ValueError(f"{caller}: {name}={value} is infinite in float32. {hint}")
 
 
 def check_count(caller: str, name: str, value: Scalar, number: float) -> None:
-    """Raise unless a value is a whole number >= 0, as a count of steps is."""
+    """Raise ValueError unless a value is a whole number >= 0, such as a step count."""
     hint = "Use a whole number of steps, such as 1000, or 0."
     check_nonnegative(caller, name, value, number, hint)
     if number != math.floor(number):
@@ -59,7 +59,7 @@ def check_count(caller: str, name: str, value: Scalar, number: float) -> None:
 
 
 def check_order(caller: str, low_name: str, low: float, high_name: str, high: float) -> None:
-    """Refuse a lower bound above its upper bound."""
+    """Raise ValueError if a lower bound is above its upper bound."""
     if low > high:
         raise ValueError(
             f"{caller}: {low_name}={low:.7g} is above {high_name}={high:.7g}. "
@@ -68,7 +68,7 @@ def check_order(caller: str, low_name: str, low: float, high_name: str, high: fl
 
 
 def several(caller: str, name: str, value: Scalar, count: int) -> tuple:
-    """Return the values of an entry that holds several, a sequence of any kind; each is still unchecked."""
+    """Return the unchecked values in an entry with several values, which may be any sequence."""
     ordered = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
     if ordered and len(value) == count:
         return tuple(value)

@@ -15,7 +15,7 @@ from halfstep.text_table import text_table
 
 
 def lines(path: str | os.PathLike[str]) -> list[str]:
-    """Return the lines that describe a state file: the run, its recipes, and every array."""
+    """Return lines that describe a state file with its run, its recipes, and every array."""
     header, arrays = read_state_file("inspect", path, numbers=False)
     total = sum(array.data.nbytes for array in arrays.values())
     text = [
@@ -35,7 +35,7 @@ def lines(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _link(link: Header) -> str:
-    """Return a link of a recipe in words."""
+    """Return a description of a link in a recipe."""
     words = [link["name"]]
     if link["count"] is not None:
         words.append(f"step {link['count']}")
@@ -50,7 +50,7 @@ def _link(link: Header) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m halfstep.inspect", description="Print what a state file holds."
     )

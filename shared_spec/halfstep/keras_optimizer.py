@@ -1,6 +1,6 @@
-"""The parts of both Keras optimizers that need no framework: checks, and state without weights as bytes.
+"""Functions for both Keras optimizers: checks, and state without weights as bytes.
 
-A checkpoint of Keras holds the weights itself. State is a state file, which either package reads.
+A Keras checkpoint holds the weights itself. The state is a state file, which either package can read.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ _PACKAGES = {"jax": "halfstep_jax", "torch": "halfstep_torch"}
 
 
 def check_arguments(backend: str, due: str, options: Mapping[str, object]) -> None:
-    """Raise RuntimeError for another backend than the optimizer's, and TypeError for `weight_decay`."""
+    """Raise RuntimeError if Keras runs another backend, and TypeError for `weight_decay`."""
     if backend != due:
         others = (
             f", or use {package}.integrations.keras under {name!r}"
@@ -37,7 +37,7 @@ def check_arguments(backend: str, due: str, options: Mapping[str, object]) -> No
 
 
 def state_bytes(save: Callable[[pathlib.Path], None]) -> np.ndarray:
-    """Return the bytes, uint8, of the state file that `save` writes, without the weights."""
+    """Return the uint8 bytes of a state file written by `save`, without the weights."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "state"
         save(path)
@@ -49,7 +49,7 @@ def state_bytes(save: Callable[[pathlib.Path], None]) -> np.ndarray:
 def load_bytes(
     data: np.ndarray, save: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], T]
 ) -> T:
-    """Return load(path) of the weights that `save` writes, with the state that `state_bytes` returned."""
+    """Return load(path) for a file with the weights from `save` and the state from `state_bytes`."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "state"
         save(path)

@@ -1,4 +1,4 @@
-"""Functions that are made of a rule or of another function: their names and modules."""
+"""Names and modules for functions that are made from a rule or another function."""
 
 import sys
 from collections.abc import Callable
@@ -8,9 +8,9 @@ F = TypeVar("F", bound=Callable)
 
 
 def published(function: F, name: str, docstring: str | None) -> F:
-    """Return a function as one of the module that asked its maker for it, so that a pickle finds it there.
+    """Return a function as a member of the module that called its maker, so that a pickle finds it there.
 
-    Its maker calls this, as `link = maker(...)` stands in that module; `name` is `link`.
+    The module has `link = maker(...)`, the maker calls this function, and `name` is "link".
     """
     function.__name__ = function.__qualname__ = name
     function.__doc__ = docstring
@@ -19,5 +19,5 @@ def published(function: F, name: str, docstring: str | None) -> F:
 
 
 def docstring_of(rule: Callable) -> str | None:
-    """Return the docstring of a link: that of its rule in `halfstep`, from which a framework may derive."""
+    """Return a link's docstring from its rule in `halfstep`, of which a framework may have a subclass."""
     return next(cls.__doc__ for cls in rule.__mro__ if cls.__module__.startswith("halfstep."))

@@ -1,6 +1,6 @@
-"""Means with the same bits in each framework, device and mesh: sums by halves (contract M3).
+"""Means with the same bits in each framework, device and mesh, from sums by halves (contract M3).
 
-Slices and sums alone, so that arrays of every framework can be given.
+Only slices and sums are used, so that the function works in every framework.
 """
 
 from collections.abc import Callable
@@ -11,15 +11,16 @@ from halfstep.arrays import Array
 
 
 def mean(x: Array, axis: int | None, concatenate: Callable) -> Array:
-    """Return the mean along an axis, which stays with a size of 1; of all elements, 0-d, without one.
+    """Return the mean along an axis, kept with size 1, or the mean over all elements as a 0-d array.
 
-    With h = ceil(n / 2), the second half of n numbers is added to the first, element by element; of an odd
-    number the middle one waits. The rest after ceil(log2 n) times is multiplied by float32(1/n).
+    With h = ceil(n / 2), numbers h, h + 1, ... are added to numbers 0, 1, ..., element by element. If n is
+    odd, the middle number is not changed. This is repeated ceil(log2 n) times, and the last number is
+    multiplied by float32(1/n).
 
     Args:
-        x: float32. The mean of no numbers is 0.
-        axis: from 0 up, or None.
-        concatenate: the framework's.
+        x: a float32 array. If it is empty, the mean is 0.
+        axis: an axis from 0 up, or None for all elements.
+        concatenate: the framework's function.
     """
     flat = x.reshape(-1) if axis is None else x
     along = axis or 0

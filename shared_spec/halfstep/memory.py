@@ -1,4 +1,4 @@
-"""Bytes of a model of a given size, by recipe and beside other optimizers, before it is built."""
+"""Bytes for a model with a given size, by recipe and for other optimizers, before it is built."""
 
 import math
 
@@ -20,11 +20,11 @@ OTHERS = {
     "torchao AdamW8bit": (2, 2, 2.0332),
     "bitsandbytes AdamW8bit (loses updates)": (2, 2, 2.0332),
 }
-"""Bytes of weight, gradient and state of other optimizers, counted in their state (docs/comparison.md)."""
+"""Bytes per weight for weight, gradient and state with other optimizers (docs/comparison.md)."""
 
 
 def bytes_per_weight(recipe: str) -> tuple[float, float, float]:
-    """Return the bytes of weight, gradient and state per weight of a large matrix of bfloat16 under a recipe.
+    """Return the bytes for weight, gradient and state, per weight of a large bfloat16 matrix with a recipe.
 
     Example:
         >>> bytes_per_weight("one_pass")
@@ -46,7 +46,7 @@ def bytes_per_weight(recipe: str) -> tuple[float, float, float]:
 
 
 def count_of(text: str) -> int:
-    """Return a number of weights as people write it, such as "8e9", "8B" or "125M".
+    """Return a number of weights from a text such as "8e9", "8B" or "125M".
 
     Example:
         >>> count_of("8e9"), count_of("1.5B"), count_of("125m")
@@ -65,11 +65,11 @@ def count_of(text: str) -> int:
 
 
 def memory_table(params: int, recipe: str = "") -> Table:
-    """Return bytes of weights, gradients and state with a recipe, or all, and with other optimizers.
+    """Return a table of bytes for weights, gradients and state, by recipe and with other optimizers.
 
     Args:
         params: number of weights.
-        recipe: the name of one; "" for all.
+        recipe: name of a recipe, or "" for all recipes.
     """
     ours = {f"halfstep {name}": bytes_per_weight(name) for name in ([recipe] if recipe else RECIPES)}
     whole = sum(OTHERS["AdamW, all in float32"]) * params

@@ -1,4 +1,4 @@
-"""Bytes of weights, gradients and state of a run, beside AdamW in float32: the counts, and their table."""
+"""Bytes for weights, gradients and state in a run, compared with float32 AdamW, as counts and a table."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,23 +6,24 @@ from collections.abc import Mapping
 from halfstep.text_table import Report, Row, Table, in_units
 
 FLOAT32_ADAMW = 16
-"""Bytes per weight of float32 weights, gradients and the two moments of AdamW."""
+"""Bytes per weight for float32 weights, gradients and AdamW's two moments."""
 WEIGHTS, GRADIENTS = "weights", "gradients"
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryReport(Report):
-    """The result of `memory_report`; `print` and notebooks show it as a table.
+    """The result of `memory_report`. `print` and notebooks show it as a table.
 
     Attributes:
-        size: the number of weights.
-        nbytes: in all, by content: "weights", "gradients", and arrays of the state by their names.
-        per_device: the same on one device; equal where nothing is cut.
-        float32: bytes of weights, gradients and both moments of AdamW in float32, in all, and
-        float32_per_device: on one device. Of weights that are not stepped, the weights alone.
-        parts: reports of parts of the weights, by name: in PyTorch of every param group and, if there are
-            any, of weights "not stepped".
-        temporaries: bytes beside the totals during a step, on one device. In JAX 0: XLA plans them.
+        size: number of weights.
+        nbytes: bytes in all by content, which is "weights", "gradients" or the name of a state array.
+        per_device: bytes on one device, equal to `nbytes` if no array is sharded.
+        float32: bytes for weights, gradients and AdamW's moments in float32. For weights that are not
+            stepped, only the weights count.
+        float32_per_device: the same bytes on one device.
+        parts: reports for parts of the weights, by name. In PyTorch there is a part for every param group
+            and, if there are any, for weights "not stepped".
+        temporaries: further bytes during a step, on one device. In JAX it is 0, because XLA plans them.
     """
 
     size: int
@@ -35,17 +36,17 @@ class MemoryReport(Report):
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """Number of bytes in all."""
         return sum(self.nbytes.values())
 
     @property
     def state(self) -> int:
-        """Bytes of the optimizer's state."""
+        """Number of bytes in the optimizer's state."""
         return self.total - self.nbytes[WEIGHTS] - self.nbytes[GRADIENTS]
 
     @property
     def total_per_device(self) -> int:
-        """All bytes of one device."""
+        """Number of bytes on one device."""
         return sum(self.per_device.values())
 
     def table(self) -> Table:

@@ -1,4 +1,4 @@
-"""The moments of a rule during one step: stored values, and the single rounding of new ones."""
+"""A rule's moments during one step: stored values, and the single rounding to new values."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -10,25 +10,26 @@ from halfstep.rule import Moment, Rule, declared
 
 T = TypeVar("T", bound=Array)
 MOST = 4.0
-"""How many roots of the second moment are fed back at most: an update moves by no more than that."""
+"""Bound on a fed-back error, in roots of the second moment."""
 AT_LEAST, PER_STEP = 9.0, 0.25
-"""How many errors of storing a moment a step takes back at most: 9, or a quarter of its count."""
+"""Bound on the factor of a fed-back error, which is 9 or a quarter of the step count."""
 
 
 class Feedback(NamedTuple):
-    """How a step takes back the error that storing a moment adds to later updates (contract F19).
+    """Compensation in one step for the error that storing a moment adds to later updates (contract F19).
 
     Attributes:
-        factor: b / (1 - b), b the moment's rate: how often a change of it comes back in all later steps. At
-            most 9 or a quarter of the count of steps: errors would else be longer than the way so far.
-        second: the second moment with the root that bounds fed-back errors; None for no bound.
+        factor: b / (1 - b) for the moment's rate b, by which all later steps multiply a change in the moment.
+            It is at most 9 or a quarter of the step count. Otherwise errors could be longer than the path so
+            far.
+        second: the second moment with the root that bounds fed-back errors, or None for no bound.
     """
 
     factor: Array
     second: Any = None  # a StepMoment, this or a framework's
 
     def apply(self, x: T, stored: T, v: T | None, op: Any) -> T:  # Numbers, or tensors with torch's op
-        """Return x - d, d = factor (stored - x), |d| at most 4 roots of v; None for no bound."""
+        """Return x - d, with d = factor (stored - x) and |d| at most 4 roots of v, unless v is None."""
         d = self.factor * (stored - x)
         if v is not None:
             most = MOST * op.sqrt(v)
@@ -37,7 +38,7 @@ class Feedback(NamedTuple):
 
 
 def fed_back(rule: Rule) -> dict[str, Moment]:
-    """Return the moments with errors that a rule feeds back, by the names of their factors."""
+    """Return the moments with error feedback in a rule, by the names of their factors."""
     moments = declared(type(rule)).moments.values()
     return {
         feedback_name(moment.name): moment
@@ -47,16 +48,16 @@ def fed_back(rule: Rule) -> dict[str, Moment]:
 
 
 def feedback_name(moment: str) -> str:
-    """Return the name of the factor of a moment's feedback among the numbers of a step."""
+    """Return the name of a moment's feedback factor among the numbers for a step."""
     return f"{moment}_feedback"
 
 
 class StepMoment:
-    """A moment during one step, as numbers. A framework's own says how `store` rounds; here it does not.
+    """A moment during one step, as numbers. A framework's subclass rounds in `store`, this class does not.
 
     Attributes:
-        value: as the step before stored it.
-        rounded: as this step stores it; None before `round`.
+        value: the moment stored at the previous step.
+        rounded: the moment stored at the current step, or None before `round`.
     """
 
     def __init__(
@@ -79,18 +80,18 @@ class StepMoment:
 
     @property
     def room(self) -> int:
-        """The power of two of roots by which an error of one gap of a weight moves it at most (A21)."""
+        """Exponent k: an error of one weight gap moves the moment by at most 2^k roots (A21)."""
         return 4
 
     def inverse_root(self, x: Operand) -> Number:
-        """Round x as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
+        """Round x as `round` does, and return about 1/sqrt(x) for the unrounded x (contract F17)."""
         raise NotImplementedError
 
     def round(self, x: Operand) -> Number:
-        """Round x to the format, once, for the new state; return the values for the update.
+        """Round x to the format, once, for the new state, and return the values for the update.
 
         These are the stored values, or with error feedback x minus the error that storing adds to later
-        updates. A moment in units of the root of another, or with error feedback, is rounded after that.
+        updates. If the second moment gives a unit or a bound for feedback, round the second moment first.
         """
         rule = self._op.rule
         if self.rounded is not None:
@@ -102,7 +103,7 @@ class StepMoment:
             )
         x = self._op.bare(x)
         check_array(rule, f"what is stored as {self.name}", x, self.value.shape)
-        # In units of a root the stored value is a product, which is not exact.
+        # In units of a root, the stored value is an inexact product.
         made = Origin.ARRAY if self.unit is None else Origin.PRODUCT
         self.rounded = self._op.wrap(self.store(x), made)
         if self.feedback is None:
@@ -111,11 +112,11 @@ class StepMoment:
         return self.feedback.apply(self._op.wrap(x), self.rounded, v, self._op)
 
     def store(self, x: Array) -> Array:
-        """Return the values that are stored for a bare array."""
+        """Return the stored values for a bare array."""
         return x
 
     def check_rounded(self) -> None:
-        """Refuse a step that left the moment as it was."""
+        """Raise ValueError if a step did not round the moment."""
         if self.rounded is None:
             raise ValueError(
                 f"{self._op.rule}: update never rounds {self.name}, so it would stay zero. "
@@ -124,15 +125,15 @@ class StepMoment:
 
 
 class StepWeight(StepMoment):
-    """The weight during a step of a rule that rounds it itself (contract P9)."""
+    """The weight during a step, for a rule that rounds weights itself (contract P9)."""
 
     def bound(self, x: Operand, gaps: int) -> Number:
-        """Return x, or 2^gaps over the gap between the weight and the next number where this is less."""
+        """Return the lesser of x and 2^gaps / gap, with the gap between the weight and the next number."""
         return self._op.wrap(self._op.bare(x))
 
 
 class Moments:
-    """The moments of one array during one step, as attributes, and `param` where a rule rounds the weight."""
+    """An array's moments during one step, as attributes, and `param` if the rule rounds the weight."""
 
     param: StepWeight
 

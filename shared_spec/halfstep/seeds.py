@@ -4,7 +4,7 @@ import operator
 from typing import Any, TypeAlias
 
 Seed: TypeAlias = Any
-"""An integer, or two words in a sequence or in an array of either framework."""
+"""An integer, or two words in a sequence or in an array from either framework."""
 TWO_WORDS = "two uint32 words (high, low)"
 
 

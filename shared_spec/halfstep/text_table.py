@@ -1,4 +1,4 @@
-"""Tables as lines of at most 100 columns and as HTML, and bytes in units, for printing."""
+"""Tables as HTML and as lines with at most 100 columns, and bytes in units, for printing."""
 
 import dataclasses
 import html
@@ -6,20 +6,20 @@ import textwrap
 from collections.abc import Collection, Sequence
 
 WIDTH = 100
-"""Columns of a terminal, or of a log, that a table may take."""
+"""Largest width of a table in columns, for terminals and logs."""
 
 Row = tuple[str, ...] | str
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows under a head; a row that is a single text is a heading among them.
+    """Rows under a head. A row with a single text is a heading.
 
     Attributes:
-        head: of each column.
-        rows: as many words each.
-        right: columns of numbers.
-        notes: paragraphs below.
+        head: the head of each column.
+        rows: rows with a word per column.
+        right: the columns with numbers.
+        notes: paragraphs below the table.
     """
 
     head: tuple[str, ...]
@@ -52,7 +52,7 @@ class Report:
     """A result that `print` and a notebook show as a table."""
 
     def table(self) -> Table:
-        """Return the table that is shown."""
+        """Return the displayed table."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -63,9 +63,10 @@ class Report:
 
 
 def text_table(head: tuple[str, ...], rows: Sequence[Row], right: Collection[int] = ()) -> str:
-    """Return rows under a head, every column as wide as its widest word; `right` are columns of numbers.
+    """Return rows under a head, with every column as wide as its widest word.
 
-    Where that is more than 100 columns, the widest are cut in the middle.
+    `right` are the columns with numbers. If the table is wider than 100 columns, the widest words are cut in
+    the middle.
 
     Example:
         >>> print(text_table(("name", "bytes"), [("mu", "8"), ("nu", "16")], right={1}))
@@ -89,7 +90,7 @@ def text_table(head: tuple[str, ...], rows: Sequence[Row], right: Collection[int
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text that is at most so wide; one sign stands for the part cut out of its middle.
+    """Return a text cut to a width, with one sign in place of the middle part.
 
     Example:
         >>> cut("encoder.layers.0.weight", 12)
@@ -101,7 +102,7 @@ def cut(text: str, width: int) -> str:
 
 
 def in_units(nbytes: float) -> str:
-    """Return a number of bytes as text; a GB is 10^9 bytes.
+    """Return a number of bytes as text. A GB is 10^9 bytes.
 
     Example:
         >>> [in_units(n) for n in (999, 1500, 3e9)]

@@ -1,4 +1,4 @@
-"""How weights are stored, by name: the argument `param_storage` of the aliases. Contract: section P."""
+"""Names of weight storages, for the argument `param_storage`. Contract: section P."""
 
 from typing import Literal, get_args
 
@@ -7,9 +7,9 @@ from halfstep.did_you_mean import did_you_mean, listed
 ParamStorage = Literal["stochastic", "nearest", "compensated", "split8", "split16", "master"]
 PARAM_STORAGES: tuple[str, ...] = get_args(ParamStorage)
 IN_CODES = "int8"
-"""Of AdamW alone: float32 weights are kept in 8 bits, and rounding errors are fed back."""
+"""Storage of float32 weights in 8 bits, with errors fed back. Only for AdamW."""
 FED_BACK = "feedback"
-"""Of Adam, AdamW and SGD: weights are rounded stochastically, and the errors are added to a moment."""
+"""Stochastic rounding of weights, with errors added to a moment. For Adam, AdamW and SGD."""
 _OF_SOME_RULES = {"adam": (FED_BACK,), "adamw": (FED_BACK, IN_CODES), "sgd": (FED_BACK,)}
 _NOT_FED_BACK = {
     "lion": "A sign makes updates of one size, whatever is put into mu",

@@ -1,7 +1,7 @@
-"""The header of a state file: for every weight, the links that step it. Contract: section T.
+"""The header of a state file, with the links that step every weight. Contract: section T.
 
-A recipe is a list of links, each with its count, seed, numbers, switches and arrays of a weight.
-Weights with the same recipe share one.
+A recipe is a list of links, each with its count, seed, numbers, switches and arrays. Weights with equal
+recipes share one recipe.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ from halfstep.rule import Rule, declared
 from halfstep.version import __version__
 
 SPEC_VERSION = 4
-"""Of the contract: it changes whenever a published bit does."""
+"""Version of the contract, which changes whenever a published bit changes."""
 
 Recipe = list[Header]
-"""Of a weight its links in order, each as `link_record` makes it."""
+"""A weight's links in order, each made by `link_record`."""
 
 _LOG = logging.getLogger("halfstep")
 _HINT = "Build the optimizer of the run that was saved."
@@ -31,7 +31,7 @@ _IN_JAX = (
     "Arrays called optax/ belong to transforms that only JAX has. If such a transform wraps one of "
     "halfstep's, save the inner one: save_state(path, params, state.inner_state, inner)."
 )
-# Numbers that a run may change: schedules do.
+# Numbers that may change during a run, as with schedules.
 _FREE = ("learning_rate", "lr", "weight_decay", "peak_lr")
 
 
@@ -44,13 +44,13 @@ def link_record(
     arrays: Mapping[str, object],
     idle: bool = False,
 ) -> Header:
-    """Return a link as a recipe holds it.
+    """Return a link's entry in a recipe.
 
-    A hyperparameter that is no finite number, such as a schedule, becomes None. `arrays` has of every field
-    that the link keeps of a weight the format and the rounding; `idle` says that it passes the weight on as
-    it is.
+    A hyperparameter that is not a finite number, such as a schedule, becomes None. `arrays` has the format
+    and rounding of every field that the link keeps for a weight. `idle` means that the link does not change
+    the weight.
     """
-    # JSON knows no infinity, which is a bound that bounds nothing.
+    # JSON has no infinity, which as a bound has no effect.
     finite = {field: isinstance(x, float | np.floating) and math.isfinite(x) for field, x in numbers.items()}
     return {
         "name": name,
@@ -64,7 +64,7 @@ def link_record(
 
 
 def settings_of(rule: object, values: object) -> tuple[dict[str, object], dict[str, bool]]:
-    """Return the hyperparameters of a rule, which `values` has, and its switches."""
+    """Return a rule's hyperparameters, with the values in `values`, and its switches."""
     numbers = declared(type(rule)).numbers if isinstance(rule, Rule) else ()
     fields = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # pyright: ignore[reportArgumentType]
     switches = {name: x for name, x in fields.items() if isinstance(x, bool) and name not in numbers}
@@ -72,10 +72,10 @@ def settings_of(rule: object, values: object) -> tuple[dict[str, object], dict[s
 
 
 def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[str, object]) -> Header:
-    """Return the header of a state file.
+    """Return a state file's header.
 
-    `recipes` are by the name of the weight, `formats` of arrays with a dtype that does not tell how they are
-    stored.
+    `recipes` has each weight's recipe by name. `formats` has the formats of arrays that their dtype does not
+    determine.
     """
     distinct: dict[str, Recipe] = {}
     keys = {leaf: json.dumps(recipe, sort_keys=True) for leaf, recipe in recipes.items()}
@@ -93,7 +93,7 @@ def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[st
 
 
 def read_recipes(caller: str, header: Header, recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """Return the recipe of every weight, if these are the weights and recipes of this run."""
+    """Return every weight's recipe, and raise ValueError if weights or recipes differ from this run's."""
     check_spec_version(caller, "file", header["spec_version"])
     check_names(caller, "weight", header["leaves"], recipes)
     saved = {leaf: header["recipes"][number] for leaf, number in header["leaves"].items()}
@@ -105,7 +105,7 @@ def read_recipes(caller: str, header: Header, recipes: Mapping[str, Recipe]) -> 
 
 
 def _say_other_decay(caller: str, saved: Mapping[str, Recipe], recipes: Mapping[str, Recipe]) -> None:
-    """Say where the run had another weight decay: the defaults of the frameworks are 1e-4 and 1e-2."""
+    """Log a different weight decay in the saved run, because JAX's default is 1e-4 and torch's 1e-2."""
     for leaf, recipe in recipes.items():
         before = {link["name"]: link["numbers"].get("weight_decay") for link in saved[leaf]}
         for link in recipe:
@@ -130,9 +130,10 @@ def check_spec_version(caller: str, what: str, version: object) -> None:
 
 
 def paired(saved: Recipe, recipe: Recipe) -> Recipe:
-    """Return, for every link of this run, the link of the file; `read_recipes` found the recipes equal.
+    """Return the file's link for every link in this run, after `read_recipes` found equal recipes.
 
-    A link that keeps nothing may be missing in the file: a schedule's count is then the count of the others.
+    A link without arrays may be missing in the file. The count for its schedule is then the count of the
+    other links.
     """
     kept = iter(_keeping(saved))
     rest = [link for link in saved if link["count"] is not None]
@@ -162,7 +163,7 @@ def check_names(caller: str, what: str, saved: Iterable[str], names: Iterable[st
 
 
 def _keeping(recipe: Recipe) -> Recipe:
-    """Return the links on which the bits of a run depend beside its numbers: that keep or round something."""
+    """Return the links that keep arrays or round weights, on which the bits of a run depend."""
     rounding = "round_stochastically"
     return [link for link in recipe if link["arrays"] or (link["name"] == rounding and not link["idle"])]
 
@@ -187,7 +188,7 @@ def _compare(caller: str, leaf: str, saved: Sequence[dict], recipe_here: Sequenc
 
 
 def _compare_switches(caller: str, leaf: str, saved: Recipe, recipe_here: Recipe) -> None:
-    """Raise ValueError where a link that both recipes have, and that keeps nothing, is switched otherwise."""
+    """Raise ValueError if a link without arrays has other switches in the two recipes."""
     for name in {link["name"]: None for link in recipe_here if not link["arrays"]}:
         switches = [[link for link in recipe if link["name"] == name] for recipe in (saved, recipe_here)]
         for saved_link, link in zip(*switches, strict=False):

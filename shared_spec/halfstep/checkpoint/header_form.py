@@ -1,13 +1,13 @@
-"""The parts of a header of a state file, so that a reader refuses any other by name. Contract: section T.
+"""The form of a state file's header, so that a reader can name a wrong part. Contract: section T.
 
-A digest tells that a file is as it was written, not that halfstep wrote it.
+A digest shows that a file is undamaged, but not that halfstep wrote it.
 """
 
 from pathlib import Path
 from typing import Any, TypeAlias
 
 Header: TypeAlias = dict[str, Any]
-"""The JSON of a file: texts, numbers and lists by name, before and after `check_header`."""
+"""JSON from a file, with texts, numbers and lists by name, before and after `check_header`."""
 
 
 def _is_count(x: object) -> bool:
@@ -47,12 +47,12 @@ def check_entry(caller: str, path: Path, name: str, entry: Header) -> None:
 
 
 def check_header(caller: str, path: Path, header: Header) -> None:
-    """Raise ValueError unless a header has all its parts, each of its kind."""
+    """Raise ValueError unless a header has all its parts in the right form."""
     _refuse(caller, path, misfit_of(header))
 
 
 def misfit_of(header: Header) -> str | None:
-    """Return where a header is first not as a reader takes it; None if it is nowhere."""
+    """Return the first place where a header has a wrong form, or None if there is none."""
     misfit = _misfit(header, _HEADER, "the header")
     if misfit is None:
         count = len(header["recipes"])
@@ -67,15 +67,15 @@ def _refuse(caller: str, path: Path, misfit: str | None) -> None:
 
 
 def _misfit(value: Any, form: Any, where: str) -> str | None:  # of JSON, whatever a file has
-    """Return where a value is first of another form; None if it is nowhere.
+    """Return the first place where a value has another form, or None if there is none.
 
-    A form is one of these:
+    A form can be:
 
-    - a type, or None;
-    - a function that tells whether a value fits;
-    - a tuple of forms, one of which must fit;
-    - a list of the form of all items;
-    - a dict of forms by key, or a dict {...: form} for any keys. A dict may have more keys than its form.
+    - a type, or None
+    - a function that returns whether a value fits
+    - a tuple with alternative forms
+    - a list with the form for all items
+    - a dict with forms by key, or a dict {...: form} for any keys. A dict may have more keys than its form.
     """
     if isinstance(form, tuple):
         return None if any(_misfit(value, kind, where) is None for kind in form) else where

@@ -1,6 +1,6 @@
-"""A state file: safetensors with a header and a digest of every byte. Contract: section T.
+"""A state file, which is a safetensors file with a header and a digest over every byte. Contract: section T.
 
-Arrays are bytes with a dtype and a shape, so that nothing here knows of a framework.
+Arrays are bytes with a dtype and a shape, so that this module needs no framework.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import numpy as np
 from halfstep.checkpoint.header_form import Header, check_entry, check_header, misfit_of
 
 LAYOUT_VERSION = 1
-"""Of the layout; a reader refuses a later layout."""
+"""Version of the layout. A reader raises an error for a later layout."""
 
 DTYPES = {
     "float32": "F32",
@@ -39,27 +39,27 @@ DTYPES = {
     "int64": "I64",
     "bool": "BOOL",
 }
-"""The names in safetensors of the dtypes that a file may hold. Codes of 8 and 4 bits are uint8."""
+"""Dtypes allowed in a file, with their safetensors names. Codes with 8 and 4 bits are uint8."""
 
 SIZES = {"F64": 8, "U64": 8, "I64": 8, "F32": 4, "U32": 4, "I32": 4, "BF16": 2, "F16": 2, "U16": 2, "I16": 2}
-"""Bytes of an element; 1 for dtypes that are not listed."""
+"""Bytes per element. Dtypes that are not listed have 1 byte."""
 
 _START = b'{"__metadata__":{"sha256":"'
 _ZEROS = b"0" * 64
 _PLACE = 8 + len(_START)
 _CHUNK = 1 << 24
 _LONGEST_HEADER = 100_000_000
-"""Bytes: the bound of safetensors."""
+"""Largest header in bytes, as in safetensors."""
 _STALE = 3600.0
-"""After how many seconds without a write nobody writes a file any more."""
+"""Seconds without a write after which a partial file counts as abandoned."""
 
 
 class FileArray(NamedTuple):
     """One array of a file.
 
     Attributes:
-        dtype: as safetensors calls it.
-        shape: of the array.
+        dtype: safetensors name of its dtype.
+        shape: its shape.
         data: its bytes, row-major and little-endian, as a flat uint8 array.
     """
 
@@ -69,16 +69,16 @@ class FileArray(NamedTuple):
 
 
 def file_array(caller: str, name: str, dtype: str, shape: Sequence[int], data: np.ndarray) -> FileArray:
-    """Return an array as a file holds it."""
+    """Return an array in the form for a file."""
     if dtype not in DTYPES:
         raise TypeError(f"{caller}: {name!r} is {dtype}, which a file does not hold. Cast it.")
     return FileArray(DTYPES[dtype], tuple(shape), data)
 
 
 def bytes_of(caller: str, name: str, array: FileArray, dtype: str, shape: Sequence[int]) -> np.ndarray:
-    """Return the bytes of an array of a file if it is of such a dtype and shape.
+    """Return the bytes of an array in a file, and raise ValueError if its dtype or shape differs.
 
-    `dtype` is as NumPy or ml_dtypes calls it; a code of a byte is a uint8.
+    `dtype` is a name in NumPy or ml_dtypes. 8-bit codes are uint8.
     """
     due = DTYPES.get(dtype)
     if (array.dtype, array.shape) != (due, tuple(shape)):
@@ -90,9 +90,10 @@ def bytes_of(caller: str, name: str, array: FileArray, dtype: str, shape: Sequen
 
 
 def write_state_file(path: str | os.PathLike[str], header: Header, arrays: Mapping[str, FileArray]) -> None:
-    """Write a state file: under another name first, so that a file that was there stays whole until then.
+    """Write a state file under another name and rename it, so that an earlier file stays whole until then.
 
-    `layout_version` is added to the header, which becomes JSON. A file that no reader takes is not written.
+    `layout_version` is added to the header, which becomes JSON. An invalid header raises an error, and no
+    file is written.
     """
     header = {**header, "layout_version": LAYOUT_VERSION}
     # Wide numbers first, so that every array is aligned.
@@ -110,7 +111,7 @@ def write_state_file(path: str | os.PathLike[str], header: Header, arrays: Mappi
 
 
 def _check_taken(header: Header, size: int) -> None:
-    """Raise ValueError if readers would refuse a header, or its size."""
+    """Raise ValueError if a header, or its size, is invalid for readers."""
     if misfit := misfit_of(header):
         raise ValueError(
             f"save_state: a reader would refuse {misfit}. A count is an integer from 0 to 2^31 - 1. "
@@ -124,7 +125,7 @@ def _check_taken(header: Header, size: int) -> None:
 
 
 def _chunks(data: np.ndarray) -> Iterator[bytes]:
-    """Yield copies of the bytes of an array: a thread may change it between its digest and its write."""
+    """Yield copies of an array's bytes, because a thread may change it between its digest and its write."""
     for at in range(0, data.size, _CHUNK):
         yield data[at : at + _CHUNK].tobytes()
 
@@ -132,10 +133,10 @@ def _chunks(data: np.ndarray) -> Iterator[bytes]:
 def read_state_file(
     caller: str, path: str | os.PathLike[str], numbers: bool = True
 ) -> tuple[Header, dict[str, FileArray]]:
-    """Return the header and the arrays of a state file, in memory of their own.
+    """Return the header and the arrays in a state file, in new memory.
 
-    Every byte is read once, so the digest is that of the arrays even if others write to the file meanwhile.
-    Without `numbers`, arrays have a size and no memory.
+    Every byte is read once, so that the digest matches the arrays even if the file changes meanwhile. Without
+    `numbers`, arrays have a size but no memory.
     """
     path = pathlib.Path(path)
     with path.open("rb") as file:
@@ -157,7 +158,7 @@ def read_state_file(
 
 
 def _read_head(caller: str, path: pathlib.Path, file: io.BufferedReader) -> bytes:
-    """Return the length and the header of a file, at least up to the digest."""
+    """Return a file's length field and header, at least up to the digest."""
     head = file.read(_PLACE + len(_ZEROS))
     if head[8:_PLACE] != _START:
         raise ValueError(
@@ -174,7 +175,7 @@ def _read_head(caller: str, path: pathlib.Path, file: io.BufferedReader) -> byte
 
 
 def _read(file: io.BufferedReader, size: int, digest: "hashlib._Hash") -> np.ndarray:
-    """Read the next bytes of a file into new memory, and add them to a digest."""
+    """Read a file's next bytes into new memory, and add them to a digest."""
     data = np.empty(size, np.uint8)
     for at in range(0, size, _CHUNK):
         chunk = data[at : at + _CHUNK].data
@@ -191,7 +192,7 @@ def _check_digest(caller: str, path: pathlib.Path, saved: bytes, digest: str) ->
 
 
 def _parsed(caller: str, path: pathlib.Path, head: bytes, size: int) -> tuple[Header, dict[str, FileArray]]:
-    """Return the header and, in the order of a file of `size` bytes, its arrays, without memory."""
+    """Return the header and the arrays without memory, in the order of a file with `size` bytes."""
     length = int.from_bytes(head[:8], "little")
     entries, header = _entries(caller, path, head[8 : 8 + length])
     if header["layout_version"] != LAYOUT_VERSION:  # the first
@@ -221,7 +222,7 @@ def _parsed(caller: str, path: pathlib.Path, head: bytes, size: int) -> tuple[He
 
 
 def _entries(caller: str, path: pathlib.Path, text: bytes) -> tuple[dict[str, Header], Header]:
-    """Return the entries of the arrays, and the header, of which only the version is checked."""
+    """Return the entries for arrays, and the header. Only its version is checked."""
     try:
         entries = json.loads(text)
         header = json.loads(entries.pop("__metadata__")["halfstep"])
@@ -251,9 +252,9 @@ def _json(data: Header, sort_keys: bool) -> str:
 
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path`, and its mode, once all of it is on the disk.
+    """Open a partial file, which replaces `path`, with its mode, once it is complete on the disk.
 
-    Others may write to `path`, too: the name of the part is random, and no link is followed.
+    Its name is random, because other processes may write to `path` too, and no link is followed.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     file = part.open("xb")
@@ -273,7 +274,7 @@ def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
 
 
 def _flush_folder(folder: pathlib.Path) -> None:
-    """Write the names in a folder to the disk; elsewhere than on POSIX a folder cannot be opened."""
+    """Write the names in a folder to the disk, on POSIX. Other systems cannot open a folder."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -283,9 +284,9 @@ def _flush_folder(folder: pathlib.Path) -> None:
 
 
 def _remove_stale_parts(path: pathlib.Path, now: float) -> None:
-    """Remove the parts that killed writers have left beside a file.
+    """Remove partial files that killed processes left beside a file.
 
-    `now` is by the clock that gives files their times, which may be that of another machine.
+    `now` is a time from the clock of the file system, which may be on another machine.
     """
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(FileNotFoundError):  # another process removes it, too
