@@ -3,9 +3,9 @@
     launch 1   count; make keys, numbers and the rows of gradients (`triton_numbers.py`)
     launch 2   the step's kernel
 
-What only the host knows stands in pinned memory, which launch 1 reads over the bus: addresses of gradients,
-and hyperparameters that are no tensors on the device. Each capture has a row of such memory for itself, which
-nothing writes again, so replays read what was there at the capture.
+Addresses of gradients, and hyperparameters that are not tensors on the device, are in pinned memory, which
+launch 1 reads over the bus. Each capture has its own row of this memory, which is never written again, so
+replays read the values of the capture.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from halfstep_torch.leaves.group_names import Group
 from halfstep_torch.numbers.random_words import as_int32
 
 _SPARE = 16
-"""Rows of pinned memory that are made at once: captures cannot make any."""
+"""Rows of pinned memory allocated at once, because captures cannot allocate any."""
 
 
 class _Number(NamedTuple):
-    """A hyperparameter of a link: the entry of the group that has it, and which of several numbers it is."""
+    """A hyperparameter of a link, with the group's entry and its index if the entry has several numbers."""
 
     link: int
     field: str
@@ -41,7 +41,7 @@ class Ahead:
     """The two launches of a batch, and their tables on the device.
 
     Attributes:
-        caller: for messages.
+        caller: the name in messages.
     """
 
     def __init__(self, batch: Batch, kernel: TritonKernel) -> None:
@@ -83,7 +83,7 @@ class Ahead:
         return torch.from_numpy(np.array(values)).to(self._device)
 
     def _make_room(self) -> None:
-        """Make rows of pinned memory, each at an address that Triton takes for aligned."""
+        """Allocate rows of pinned memory, each at an address aligned for Triton."""
         if len(self._spare) < _SPARE // 2:
             width = 1 + 2 * len(self._numbers) + self._count
             pinned = self._device.type == "cuda"
@@ -94,7 +94,7 @@ class Ahead:
         """Step the batch, given the addresses of its gradients.
 
         Raises:
-            RuntimeError: if too many captures were made without a step between them.
+            RuntimeError: if too many captures follow each other without a step in between.
         """
         given = self._given_captured(addresses) if capturing else self._given(addresses)
         self._launch(given, self._counts)
@@ -108,7 +108,7 @@ class Ahead:
         return np.array_equal(self._content[len(self._content) - self._count :], addresses)
 
     def changed(self, groups: Sequence[Group]) -> tuple[str, object, object] | None:
-        """Return a number that was written after the capture: its entry, what replays read, what it is."""
+        """Return a number written after the capture, as (entry, value in replays, new value)."""
         for (key, index), before in self._frozen.items():
             now = number_of(groups[self._group], key, index)
             if now != before:
@@ -152,7 +152,7 @@ class Ahead:
         return row
 
     def _read(self, addresses: np.ndarray) -> np.ndarray:
-        """Return what the host gives to launch 1."""
+        """Return the host's values for launch 1."""
         group = self._batches[0].group
         entries, values = group.entries, group.values
         places, patterns = [], []
@@ -167,7 +167,7 @@ class Ahead:
     def _compare(
         self, addresses: np.ndarray, keys: np.ndarray, numbers: np.ndarray, which: np.ndarray | None
     ) -> None:
-        """Raise RuntimeError unless launch 1 makes the host's words, on counts that it may change."""
+        """Raise RuntimeError unless launch 1 makes the host's words, on counts that it may overwrite."""
         counts = torch.stack([slot.counter for slot in self._batches[0].slots])
         places = counts.data_ptr() + counts.itemsize * np.arange(self._count)
         self._launch(self._given(addresses), self._put(places))
@@ -180,9 +180,9 @@ class Ahead:
             )
 
     def drop(self) -> None:
-        """Make replays change nothing: what they would write to may belong to others from now on.
+        """Make replays change nothing, because their memory may be reused from now on.
 
-        Their tables stay, and the parameters and their state may go.
+        Their tables are kept, and the parameters and their state may be freed.
         """
         if self._captured and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -30,7 +30,7 @@ from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import State
 
 Measured = dict[tuple[int, int], Mapping[str, Tensor]]
-"""By group and place of a link, the numbers that depend on all gradients."""
+"""Numbers that depend on all gradients, by group and link index."""
 
 
 @dataclasses.dataclass
@@ -38,18 +38,18 @@ class Batch:
     """Slots with the same stages on one device, and the numbers of their counts.
 
     Attributes:
-        group: of which they are.
-        plan: of the slots, but for short blocks.
-        device: of all slots.
-        grad_dtype: of all gradients.
+        group: the group of the slots.
+        plan: the plan of the slots, except for short blocks.
+        device: the device of all slots.
+        grad_dtype: the dtype of all gradients.
         slots: the parameters.
-        whole: the batch of which these slots are chosen; and their places there.
-        steps: the count of each after this step.
-        numbers: of each of these counts the numbers of each rule.
-        host_keys: of their random words: a column for each slot.
-        kernels: of each stage the kernel, or None; none of any stage where steps are plain.
-        grad_addresses: where the gradients are, if all slots are whole parameters.
-        late: numbers that depend on all gradients, if they stay on the device: a row for each slot, and more.
+        whole: the batch from which these slots are chosen, and their places there.
+        steps: the count of each slot after this step.
+        numbers: the numbers of each rule, for each of these counts.
+        host_keys: the keys of their random words, a column for each slot.
+        kernels: the kernel of each stage or None, and an empty list for plain steps.
+        grad_addresses: the addresses of the gradients, if all slots are whole parameters.
+        late: numbers that depend on all gradients, if kept on the device, with at least a row for each slot.
     """
 
     group: ReadGroup
@@ -71,7 +71,7 @@ class Batch:
     memory: dict[tuple, tuple[list[int], list[int]]] = dataclasses.field(default_factory=dict, init=False)
 
     def extended(self, slots: Sequence[Slot]) -> "Batch":
-        """Return the batch with more slots, which takes over the rows of tables."""
+        """Return the batch with more slots, which keeps the rows of tables."""
         made = dataclasses.replace(self, slots=[*self.slots, *slots], grad_addresses=None)
         made.rows = self.rows
         return made
@@ -85,7 +85,7 @@ class Batch:
 
     @functools.cached_property
     def measuring(self) -> list[int]:
-        """The stages with numbers that depend on all gradients; these stay on the device."""
+        """The stages with numbers that depend on all gradients and stay on the device."""
         links = [self.group.links[j] for j in self.plan.rule_indices]
         return [k for k, rules in enumerate(self.plan.bounds) if any(links[i].measures for i in rules)]
 
@@ -119,7 +119,7 @@ class Batch:
         return list(range(len(self.slots)))
 
     def run_at_once(self) -> bool:
-        """Step all slots by one call of a kernel; return False, and step none, if that cannot be."""
+        """Step all slots by one call of a kernel, or return False without a step if that is impossible."""
         kernel = self.kernels[0] if len(self.plan.bounds) == 1 and self.kernels else None
         if kernel is None or self.grad_addresses is None:
             return False
@@ -169,9 +169,9 @@ class Batch:
     def inputs(
         self, k: int, places: Sequence[int], late: tuple[int, Tensor] | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return the keys of slots, the k-th stage's numbers by count, and the row that each slot reads.
+        """Return the keys of slots, the k-th stage's numbers by count, and the row of each slot.
 
-        Numbers on a device are left out if `late_numbers` of the stage are given.
+        Numbers on a device are left out if the stage has `late_numbers`.
         """
         rows, rules = [], self.plan.bounds[k]
         for of_rules in self.numbers.values():
@@ -190,12 +190,12 @@ class Batch:
         )
 
     def late_numbers(self, k: int) -> tuple[int, Tensor] | None:
-        """Return the numbers that the k-th stage's kernel reads where they were measured."""
+        """Return the numbers that the k-th stage's kernel reads on the device."""
         kernel = self.kernels[k] if self.kernels else None
         return (0, self.late) if self.late is not None and kernel is not None and kernel.reads_late else None
 
     def gradient_addresses(self) -> np.ndarray:
-        """Return where the gradients of all slots are."""
+        """Return the addresses of all slots' gradients."""
         return np.array([slot.grad.data_ptr() for slot in self.slots], np.int64)
 
     def gradients(self, places: Iterable[int]) -> dict[int, Tensor]:
@@ -215,7 +215,7 @@ class Batch:
 
 
 class _Gradients(dict):
-    """The gradients of a batch, by place, which are fetched when they are read."""
+    """The gradients of a batch by place, fetched when they are read."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -225,9 +225,9 @@ class _Gradients(dict):
 
 
 class _Rows:
-    """The rows of a batch in the tables of a stage's kernel: each is made once, and chosen by its place.
+    """The rows of a batch in the tables of a stage's kernel, each made once and chosen by its place.
 
-    No batch is held: a launch that is dropped is free at once, with its references to state.
+    They hold no batch, so a dropped launch is freed at once, with its references to state.
     """
 
     def __init__(self, k: int) -> None:
@@ -271,11 +271,11 @@ def add_to_batches(
     New parameters get zeros in `states`.
 
     Args:
-        batches: by kinds.
-        parameters: triples: the index of the group, leaf name, parameter. Their order is that of all calls.
-        read_group: reads a group.
-        states: of the parameters.
-        slots_of: makes the slots of a parameter.
+        batches: the batches by kind.
+        parameters: triples (group index, leaf name, parameter), in the same order in all calls.
+        read_group: a function that reads a group.
+        states: the states of the parameters.
+        slots_of: a function that makes the slots of a parameter.
     """
     groups = {batch.group.index: batch.group for batch in batches.values()}
     known = {slot.index for batch in batches.values() for slot in batch.slots}
@@ -296,7 +296,7 @@ def add_to_batches(
         if has_memory(param) and not is_sharded(param) and is_other_view(grad, param):
             param.grad = grad.clone()  # a step in pieces would read weights that have moved
         of_param = slots_of(group, name, param)
-        # Else all that is there was put there by others.
+        # Otherwise all entries are foreign.
         if state and ("step" in state or not state.keys().isdisjoint(of_param[0].whole_plan.arrays)):
             check_count(group.caller, name, state.get("step"))
         for slot in of_param:
@@ -304,7 +304,7 @@ def add_to_batches(
             kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
             made.setdefault(kind, []).append(slot)
     for i in [*groups][:1]:
-        check_memory(groups[i].caller, checked)  # which may have come to be shared since they were added
+        check_memory(groups[i].caller, checked)  # memory may be shared since they were added
     for kind, slots in made.items():
         i, _, device, grad_dtype, _ = kind
         for slot in slots:
@@ -329,7 +329,7 @@ def check_finite(caller: str, batches: Sequence[Batch]) -> None:
         for slot in slots:
             arrays = {key: spec for x in slot.plan.moments for key, spec in x.arrays.items()}
             marks |= {(slot.name, f"state '{key}'"): _mark(arrays[key], slot.state[key]) for key in arrays}
-        # The host waits once for all of a batch.
+        # The host waits once for the whole batch.
         finite = torch.stack([x.to(batch.device, torch.float32) for x in marks.values()]).isfinite().tolist()
         for (name, what), is_finite in zip(marks, finite, strict=True):
             if not is_finite:
@@ -350,17 +350,17 @@ def _mark(spec: StateArray, x: Tensor) -> Tensor:
 
 
 Late = Callable[[Link, Values, Sequence[Tensor]], Mapping[str, Tensor] | None]
-"""From a link, its values and all gradients to the measured numbers, if these can stay on a device."""
+"""Function from a link, its values and all gradients to measured numbers on a device, or None."""
 
 
 def measure(
     batches: Sequence[Batch], sums: Sums = PLAIN_SUMS, late: Late = lambda link, h, grads: None
 ) -> Measured:
-    """Return the measures of links that depend on all gradients, by group and place in the chain.
+    """Return the measures of links that depend on all gradients, by group and link index.
 
     `sums` has the bits of `PLAIN_SUMS`.
 
-    Processes of a mesh exchange words here: once for each link of a chain, whatever groups it steps.
+    Processes of a mesh exchange words here, once for each link of a chain in all its groups.
     """
     measured: Measured = {}
     norms: dict[tuple, Callable[[bool], Tensor]] = {}
@@ -397,6 +397,6 @@ def _norms_of(
 
 
 def _slots_of(batches: Iterable[Batch], link: Link) -> list[Slot]:
-    """Return the slots that a link steps, in an order that all processes share."""
+    """Return the slots that a link steps, in the same order in all processes."""
     having = (x for x in batches if any(x.group.links[j] is link for j in x.plan.rule_indices))
     return sorted((slot for batch in having for slot in batch.slots), key=lambda slot: slot.index)

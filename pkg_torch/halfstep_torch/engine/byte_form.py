@@ -1,8 +1,8 @@
-"""State arrays in state dicts: dtypes that gloo cannot move are shown as bytes of the same memory.
+"""State arrays in state dicts, with bytes of the same memory for dtypes that gloo cannot send.
 
-Checkpointers gather state dicts (`full_state_dict=True`), and write into the arrays of one in place. Codes of
-8-bit floats and the extra bits of split weights stand there as uint8; in the optimizer they keep their dtype.
-Who casts the floats of a checkpoint leaves them alone, too.
+Checkpointers gather state dicts (`full_state_dict=True`), and write into their arrays in place. Codes of
+8-bit floats and the extra bits of split weights are uint8 there, and keep their dtype in the optimizer. A
+cast of a checkpoint's floats does not change them either.
 """
 
 import collections
@@ -19,7 +19,7 @@ _MOVED = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8,
 
 
 def as_bytes(entry: Mapping[str, object]) -> StateDict:
-    """Return a parameter's state for a state dict: 2-byte codes get a last axis of two bytes."""
+    """Return a parameter's state for a state dict, with a last axis of two bytes for 2-byte codes."""
     entry = dict(entry)
     for key, x in entry.items():
         if isinstance(x, Tensor) and x.dtype not in _MOVED:
@@ -41,7 +41,7 @@ def from_bytes(entry: Mapping[str, object], dtypes: Mapping[str, torch.dtype]) -
 
 
 def pickled(states: Mapping[Tensor, Mapping[str, object]]) -> StateDict:
-    """Return states of parameters for a pickle: torch cannot unpickle 8-bit floats."""
+    """Return states of parameters for a pickle, because torch cannot unpickle 8-bit floats."""
     entries = {param: entry for param, entry in states.items() if isinstance(param, Tensor)}
     dtypes = {
         param: {key: x.dtype for key, x in entry.items() if isinstance(x, Tensor)}
@@ -52,7 +52,7 @@ def pickled(states: Mapping[Tensor, Mapping[str, object]]) -> StateDict:
 
 
 def unpickled(fields: StateDict) -> StateDict:
-    """Return the fields of a pickle, with the states that `pickled` was given."""
+    """Return the fields of a pickle, with the original states."""
     fields = dict(fields)
     for param, dtypes in fields.pop("_state_dtypes", {}).items():
         fields["state"][param] = from_bytes(fields["state"][param], dtypes)
@@ -72,5 +72,5 @@ def _values_of(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype.itemsize == 1:
         return x.view(dtype)
     if not x.dim() or x.shape[-1] != dtype.itemsize:
-        return x  # of another form: who checks shapes refuses it
+        return x  # another form, for which the check of shapes raises
     return x.contiguous().view(dtype).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Steps that a CUDA graph may capture (`capturable=True`): what they need, and what a capture would lose."""
+"""Steps that a CUDA graph may capture (`capturable=True`), and the checks of a capture."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +23,7 @@ _SET_TO_NONE = (
 
 
 def may_capture(device: torch.device) -> bool:
-    """Whether graphs can capture what a device does."""
+    """Whether graphs can capture work on a device."""
     return device.type != "cpu"
 
 
@@ -31,7 +31,7 @@ class Captures:
     """The steps of a launch's capturable batches.
 
     Attributes:
-        captured: those that graphs replay.
+        captured: the steps that graphs replay.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Captures:
         self.captured: list[Ahead] = []
 
     def of(self, batch: Batch) -> Ahead | None:
-        """Return the step of a batch, if it is made."""
+        """Return the step of a batch, or None if it is not made."""
         return self._aheads.get(id(batch))
 
     def have_all(self, batches: Sequence[Batch]) -> bool:
@@ -52,7 +52,7 @@ class Captures:
         self._aheads = {key: x for key, x in self._aheads.items() if key in held}
 
     def make(self, batches: Sequence[Batch]) -> None:
-        """Make the steps of capturable batches on a device. On a CPU, which captures nothing, none is made.
+        """Make the steps of capturable batches on a device. On a CPU none is made.
 
         Raises:
             RuntimeError: if a capture could not hold a step.
@@ -74,11 +74,11 @@ class Captures:
                 _say_frozen(batch)
                 self.captured += [] if ahead in self.captured else [ahead]
             ahead.run(addresses, capturing=capturing)
-            # Kernels write to memory by its address: autograd must learn that the weights changed.
+            # Kernels write to memory by address, so autograd must be told that the weights changed.
             torch.autograd.graph.increment_version(batch.owners)
 
     def drop(self, caller: str, why: str) -> "list[Ahead]":
-        """Make replays change nothing, and return what graphs still read."""
+        """Make replays change nothing, and return the tables that graphs still read."""
         for ahead in self.captured:
             ahead.drop()
         say_once(
@@ -100,12 +100,12 @@ class Captures:
 
 
 def check_capture(caller: str, batches: Sequence[Batch], unstepped: Sequence[str]) -> None:
-    """Raise RuntimeError if the step that a graph records would be another one when it is replayed.
+    """Raise RuntimeError if a replay would differ from the recorded step.
 
     Args:
-        caller: for messages.
-        batches: of the step.
-        unstepped: the names of parameters that are trained, and have no gradient.
+        caller: the name in messages.
+        batches: the batches of the step.
+        unstepped: the names of trained parameters without a gradient.
     """
     for batch in batches:
         group, index = batch.group.entries, batch.group.index
@@ -154,7 +154,7 @@ def _ahead_of(batch: Batch) -> Ahead | None:
 
 
 def _reasons(batch: Batch, kernel: Kernel | None) -> Iterator[str]:
-    """Yield what of a step is left to the host, and the remedy."""
+    """Yield each reason why a step needs the host, with the remedy."""
     group, slot = batch.group, batch.slots[0]
     if group.scale is not None:
         yield f"a GradScaler gives the host the scale of gradients. {_REMEDY}, or bfloat16 without a scaler"

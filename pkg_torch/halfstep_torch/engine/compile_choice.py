@@ -1,4 +1,4 @@
-"""Whether steps run by kernels: the user's choice, and which compilers there are."""
+"""The choice between kernels and plain steps, and the compilers found."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Kernel)
 
 
 class CompileChoice:
-    """The choice whether steps run by kernels.
+    """The choice between kernels and plain steps.
 
     Attributes:
         choice: True waits for the compiler and raises if there is no kernel. "auto" uses a kernel as soon
@@ -49,7 +49,7 @@ class CompileChoice:
         return not problem
 
     def ready(self, device: torch.device, make: Callable[[], K]) -> K | None:
-        """Return a kernel, made if a device has a compiler, as soon as it is built; never raises."""
+        """Return a kernel as soon as it is built, if the device has a compiler. It never raises."""
         if self.choice is False or _problem_of(device):
             return None
         kernel = make()
@@ -60,7 +60,7 @@ class CompileChoice:
 
         Raises:
             RuntimeError: if kernels are demanded and this one cannot be built. A stage with an operation
-                that has no generated form takes plain steps.
+                without a generated form runs in plain torch.
         """
         if kernel.is_ready(wait=self.choice is True):
             return True
@@ -74,7 +74,7 @@ class CompileChoice:
 
 
 def _problem_of(device: torch.device) -> str:
-    """Return why there is no compiler for a device, and the remedy; "" if there is one."""
+    """Return why there is no compiler for a device, with the remedy, or "" if there is one."""
     if device.type == "cpu":
         return "" if find_cc() else "no C compiler is found. Install gcc or clang, or name one in CC"
     if device.type == "cuda":

@@ -1,10 +1,10 @@
-"""The counts of an optimizer's parameters: numbers of one array, so that all are incremented at once.
+"""The counts of an optimizer's parameters, in one array so that all are incremented at once.
 
     numbers   3 | 3 | 17 | ...       one int64 array of NumPy
               |   |    |
     state["step"] of each parameter: a 0-d tensor of torch in the memory of its number
 
-Each tensor has a storage of its own, of 8 bytes: files, pickles and copies hold no more of the array.
+Each tensor has its own storage of 8 bytes, so files, pickles and copies do not contain the whole array.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ _BYTES = 8
 
 
 class Counts:
-    """The array of an optimizer, and which parameters have a number there."""
+    """The array of an optimizer, and the parameters with a number there."""
 
     def __init__(self) -> None:
         self._numbers, self._free = np.zeros(1, np.int64), 0
@@ -29,15 +29,15 @@ class Counts:
     def of(
         self, tensors: Mapping[int, Tensor], length: int, states: Iterable[object], room: int
     ) -> "SomeCounts":
-        """Return the counts of some parameters, which are moved into the array if they can be.
+        """Return the counts of some parameters, moved into the array if possible.
 
-        A tensor stays the same object. One that others may read at its address stays where it is.
+        A tensor stays the same object. A tensor that is read at its address elsewhere is not moved.
 
         Args:
             tensors: the counts, by the parameters' indices.
-            length: the number of indices; each is less.
-            states: of all parameters. Their counts too move into a new array if the old one is full.
-            room: how many numbers a new array has at least.
+            length: the number of indices.
+            states: the states of all parameters. If the array is full, their counts move to a new one too.
+            room: the minimum length of a new array.
         """
         coming = [x for x in tensors.values() if self._place(x) < 0]
         coming = list({id(x): x for x in coming if _is_movable(x)}.values())
@@ -55,8 +55,8 @@ class Counts:
         return SomeCounts(self._numbers, places, [(i, tensors[i]) for i in tensors if places[i] < 0])
 
     def _place(self, count: Tensor) -> int:
-        """Return where in the array a count is; -1 for one that is elsewhere."""
-        # Others may have no address.
+        """Return the place of a count in the array, or -1 if it is not there."""
+        # Other tensors may have no address.
         distance = count.data_ptr() - self._start if type(count) is Tensor else -1
         return distance // _BYTES if 0 <= distance < self._numbers.nbytes else -1
 
@@ -69,7 +69,7 @@ class SomeCounts:
         self._numbers, self._places, self._apart = numbers, places, apart
 
     def next(self) -> np.ndarray:
-        """Return the counts after the next step, which stop at the last (contract W5)."""
+        """Return the counts after the next step, at most the last one (contract W5)."""
         counts = self._numbers[self._places]
         for i, tensor in self._apart:
             counts[i] = tensor.item()
@@ -84,7 +84,7 @@ class SomeCounts:
 
 
 def _is_movable(count: object) -> TypeGuard[Tensor]:
-    """Whether a count is in memory of its own, on the CPU, that only this process reads."""
+    """Whether a count is in its own CPU memory, read by this process only."""
     return (
         type(count) is Tensor
         and count.dtype == torch.int64

@@ -1,7 +1,7 @@
 """float32 copies of 16-bit weights and gradients, from which the weights are rounded.
 
-Copies lie in rows, next to each other; a row has elements of one parameter. So plain torch rounds them all
-together, and one call of a kernel does.
+Copies are in adjacent rows, and each row has elements of one parameter. So plain torch rounds all of them
+together, and so does one call of a kernel.
 """
 
 import itertools
@@ -25,16 +25,16 @@ _WIDTH = 256
 
 
 class Float32Copies:
-    """Memory for float32 copies of weights and gradients, of one device and one 16-bit dtype.
+    """Memory for float32 copies of weights and gradients on one device, for one 16-bit dtype.
 
     Args:
         params: the parameters.
-        memory: by device, the arrays that held copies of weights and of gradients on a CPU before. They grow
-            to the most elements so far. (New memory costs a CPU more than stepping the weights in it.)
+        memory: the arrays for copies on a CPU from earlier calls, by device. They grow to the most elements
+            so far, because new memory costs a CPU more than a step of the weights.
 
     Attributes:
-        weights: of each parameter, a float32 tensor of its shape.
-        grads: likewise.
+        weights: a float32 tensor for each parameter, in its shape.
+        grads: a float32 tensor for each gradient, in its shape.
     """
 
     def __init__(self, params: Sequence[Tensor], memory: dict[torch.device, list[Tensor]]) -> None:
@@ -48,13 +48,13 @@ class Float32Copies:
             if device.type == "cpu":
                 memory[device] = kept
         new, grads = (x[:count] for x in kept)
-        # Nobody reads gradients when weights are rounded, so these go to the same memory.
+        # Gradients are not read when weights are rounded, so rounded weights use their memory.
         rounded = grads.view(params[0].dtype).view(-1, _WIDTH)[:count]
         self._rows, self._places = (new, rounded), row_places(lengths)
         self.weights, self.grads, self._rounded = map(self._parts, (new, grads, rounded))
 
     def _parts(self, rows: Tensor) -> list[Tensor]:
-        """Return the views of rows that belong to each parameter, in its shape."""
+        """Return a view of each parameter's rows, in its shape."""
         sizes = [(param.numel(), -param.numel() % _WIDTH) for param in self._params]
         flat = rows.reshape(-1).split_with_sizes([*itertools.chain(*sizes)])[::2]
         return [x.view(param.shape) for x, param in zip(flat, self._params, strict=True)]
@@ -70,9 +70,9 @@ class Float32Copies:
         """Round every weight from its copy, by R5, with the words of its row-major indices.
 
         Args:
-            caller: named in messages.
-            keys: int32, a row of k0 and one of k1: of each parameter the keys of its words (contract W4).
-            choice: whether by a kernel.
+            caller: the name in messages.
+            keys: int32 keys of the words, a row of k0 and a row of k1, a column each (contract W4).
+            choice: the choice between a kernel and plain torch.
         """
         device = self._params[0].device
         stage = rounding(_copied, Role.PARAM, self._params[0].dtype)
@@ -101,19 +101,19 @@ class Float32Copies:
 
 
 def _copied(_: Tensor, new: Tensor) -> Tensor:
-    """Return the copy, whatever the weight was."""
+    """Return the copy, which replaces the weight."""
     return new
 
 
 def row_places(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row its parameter and the index of its first element, given rows per parameter."""
+    """Return each row's parameter and the index of its first element, given rows per parameter."""
     parameter = np.repeat(np.arange(len(lengths)), lengths)
     before = np.cumsum([0, *lengths[:-1]])[parameter]
     return parameter, (np.arange(len(parameter), dtype=np.int64) - before) * _WIDTH
 
 
 def row_words(keys: np.ndarray, parameter: np.ndarray, first: np.ndarray) -> list[np.ndarray]:
-    """Return for each row the low half of its first index, and its two keys (contract W8)."""
+    """Return the low half of each row's first index, and its two keys (contract W8)."""
     k0, k1 = (row[parameter] for row in keys)
     return [
         as_int32(x) for x in (first, k0, k1.view(np.uint32) + GOLDEN_RATIO * (first >> 32).astype(np.uint32))

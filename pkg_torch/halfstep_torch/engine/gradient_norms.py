@@ -1,4 +1,4 @@
-"""The norms of many gradients: one kernel call for each dtype and device, or two calls if exact."""
+"""The norms of many gradients, by one kernel call for each dtype and device, or two calls if exact."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ from halfstep_torch.numbers.global_norm import Sums, global_norms, largest_patte
 from halfstep_torch.numbers.norms import PIECE, norms, norms_of_sums
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
-# No rule: the gradient leaves in float32, and no weight is read.
+# Without a rule the gradient leaves in float32, and no weight is read.
 _STAGE = Stage((), (), (), BoundWeights(NearestWeights()), (), torch.float32, negates=False, applies=False)
 _GRADIENT = len(FIELDS) + 1
 Kind = tuple[Any, ...]
-"""Device, dtype and form of gradients that one kernel takes."""
+"""Device, dtype and form of the gradients for one kernel."""
 _NO_KEYS, _NO_NUMBERS = np.zeros((0, 1), np.uint32), np.zeros((1, 0), np.float32)
 
 
@@ -71,9 +71,9 @@ class GradientNorms:
         return torch.stack([zero, *(x.to(zero.device) for x in parts)]).sum(0)
 
     def late(self, link: Link, h: Values, tensors: Sequence[Tensor]) -> Mapping[str, Tensor] | None:
-        """Return the numbers that a link measures over all arrays; two launches leave them on the device.
+        """Return the numbers that a link measures over all arrays, left on the device by two launches.
 
-        None where there are no such kernels, as on a CPU, or the arrays are not of one kind.
+        It returns None if there are no such kernels, as on a CPU, or the arrays differ in kind.
         """
         kinds = {_kind_of(x) for x in tensors}
         kind: Kind = kinds.pop() if len(kinds) == 1 else ()
@@ -101,7 +101,7 @@ class GradientNorms:
     def _by_kernels(
         self, sums: str, tensors: Sequence[Tensor], unit: Tensor | None = None
     ) -> Iterator[tuple[list[int], Tensor | None]]:
-        """Yield the places of arrays, and their sums in columns, or None where there is no kernel."""
+        """Yield the places of arrays with their sums in columns, or with None if there is no kernel."""
         kinds: dict[Kind, list[int]] = {}
         for i, x in enumerate(tensors):
             kinds.setdefault(_kind_of(x), []).append(i)
@@ -119,7 +119,7 @@ class GradientNorms:
         return self._choice.ready(device, functools.partial(norm_kernel_of, _STAGE, (), dtype, device, sums))
 
     def _table(self, kernel: NormKernel, device: torch.device, tensors: Sequence[Tensor]) -> np.ndarray:
-        """Return the table of a call, which stays from step to step with the memory of sums."""
+        """Return the table of a call, kept between steps with the memory of sums."""
         sizes = [x.numel() for x in tensors]
         key = kernel, *sizes
         if key not in self._tables:
@@ -130,7 +130,7 @@ class GradientNorms:
 
 
 def _kind_of(x: Tensor) -> Kind:
-    """Return device and dtype of an array that kernels can read; () of others."""
+    """Return device and dtype of an array, or () if kernels cannot read it."""
     return (x.device, x.dtype) if type(x) in PLAIN and x.is_contiguous() else ()
 
 

@@ -1,4 +1,4 @@
-"""Param groups when they are added and read: their choices, and the checks."""
+"""The choices of param groups, and the checks when groups are added and read."""
 
 import inspect
 
@@ -24,7 +24,7 @@ from halfstep_torch.links.link import is_ours
 from halfstep_torch.numbers.schedules import Schedule
 
 _CYCLE = ("base_momentum", "max_momentum")
-"""Entries that OneCycleLR and CyclicLR write into groups: the bounds of betas[0] or of momentum."""
+"""Entries that OneCycleLR and CyclicLR write into groups, the bounds of betas[0] or of momentum."""
 
 
 def choices_of(optimizer: Owner, param_group: Group) -> tuple[Group, GroupChoices]:
@@ -51,10 +51,10 @@ def choices_of(optimizer: Owner, param_group: Group) -> tuple[Group, GroupChoice
 
 
 def settle_new_group(optimizer: Owner) -> None:
-    """Bring the last group to its final form; refuse it if steps could not follow it."""
+    """Complete the last group. Raise an error if its entries do not fit."""
     group, choices = optimizer.param_groups[-1], optimizer._choices[-1]
     choices.first_lr = group.get("lr")
-    if "param_names" not in group:  # then it has other words than optimizers of its seeds before
+    if "param_names" not in group:  # then its words differ from earlier optimizers with the same seeds
         chain_seeds = [link.seed for link in choices.chain.links]
         if optimizer.nameless_before is None:
             optimizer.nameless_before = count_nameless(chain_seeds)
@@ -77,10 +77,10 @@ def read_group(optimizer: Owner, index: int, saved: Group | None = None) -> Read
 
 
 def _check_new_group(optimizer: Owner) -> None:
-    """Refuse the group that was added last, if steps could not follow it."""
+    """Raise an error if the entries of the last group do not fit."""
     caller, last = optimizer._name, len(optimizer.param_groups) - 1
     group, named = optimizer.param_groups[last], list(optimizer._named())
-    # A frozen parameter may be of any kind: it is checked when it first has a gradient.
+    # A frozen parameter may have any dtype. It is checked when it first has a gradient.
     named = [(i, name, param) for i, name, param in named if param.requires_grad or param.grad is not None]
     of_group = [(name, param) for i, name, param in named if i == last]
     for name, param in of_group:
@@ -115,7 +115,7 @@ def check_written(optimizer: Owner, index: int) -> None:
 
 
 def _follows(optimizer: Owner, group: Group) -> bool:
-    """Whether a group's recipe agrees with its entries, as when ZeRO writes the recipe there again."""
+    """Whether a group's recipe agrees with its entries, as after ZeRO wrote the recipe there again."""
     recipe = group["recipe"]
     if recipe is None or optimizer.named is None:
         return recipe is None
@@ -124,7 +124,7 @@ def _follows(optimizer: Owner, group: Group) -> bool:
 
 
 def _check_cycle(optimizer: Owner, index: int) -> None:
-    """Refuse a scheduler that will change the momentum of a group where its moments cannot follow."""
+    """Raise ValueError if a scheduler will change a momentum that the group's moments cannot follow."""
     caller, group = optimizer._name, optimizer.param_groups[index]
     for end in _CYCLE:
         momentum = group.get(end)
@@ -161,7 +161,7 @@ def check_choices(optimizer: Owner) -> None:
 def _arguments(kind: type) -> dict[str, inspect.Parameter]:
     """Return the arguments of a class of optimizers and of its bases, up to a class of this package.
 
-    A subclass may hand them on by `**options`, or set them itself.
+    A subclass may pass them on by `**options`, or set them itself.
     """
     arguments: dict[str, inspect.Parameter] = {}
     for base in kind.__mro__:

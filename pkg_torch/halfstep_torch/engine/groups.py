@@ -1,7 +1,7 @@
 """Param groups: a group's chain, its learning rate, and the values that its links read.
 
-A group's entries are the numbers of the links, how moments are stored, and the options of the chain
-(`param_storage`, roundings). Numbers may be written at any time, the rest when the group is added.
+A group's entries are the numbers of the links, the formats of moments, and the options of the chain
+(`param_storage`, roundings). Numbers may be written at any time, others only when the group is added.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ from halfstep_torch.say_once import say_once
 
 @dataclasses.dataclass
 class GroupChoices:
-    """The choices that a group made when it was added.
+    """The choices of a group, fixed when it is added.
 
     Attributes:
-        chain: by which its parameters are stepped.
-        options: of the chain.
+        chain: the chain for its parameters.
+        options: the options of the chain.
         schedule: its lr as a function of the step, or None.
-        shown: the number that the function gave last, which the group shows.
-        applies: by leaf name, which links of the chain do something to the parameter.
+        shown: the last number of this function, which the group shows.
+        applies: the links of the chain that affect a parameter, by leaf name.
         first_lr: the lr of the group when it was added.
-        stepped_lr: the largest rate of the steps that were made; 0 before the first.
+        stepped_lr: the largest rate of past steps, 0 before the first.
         checked: the entries of the group at the last check, and the bounds of its momentum.
         plans: the key of the last plans, and these plans by kinds of parameters.
     """
@@ -61,8 +61,8 @@ class GroupChoices:
     def rate(self, caller: str, index: int, group: Group) -> Scalar:
         """Return the lr that links read: a number, or the schedule.
 
-        A 0 in the group is obeyed where no scheduler wrote it: torch.distributed.checkpoint makes state by a
-        step at 0 with gradients of zero.
+        A 0 in the group is used unless a scheduler wrote it, because torch.distributed.checkpoint makes state
+        by a step with lr=0 and zero gradients.
         """
         written = group.get("lr")
         if self.schedule is None:
@@ -79,7 +79,7 @@ class GroupChoices:
 
     @functools.cached_property
     def _largest_of_schedule(self) -> float:
-        """The largest rate that a schedule gave for the counts that were tried."""
+        """The largest rate of a schedule at the tested counts."""
         rates, schedule = [0.0], self.schedule
         assert schedule is not None
         with contextlib.suppress(Exception):  # past the end of a list, say
@@ -87,9 +87,9 @@ class GroupChoices:
         return max(rates)
 
     def peak_lr(self, group: Group, known: Group) -> float:
-        """Return the largest learning rate of the run that the group and its schedulers know.
+        """Return the largest learning rate of the run, from the group and its schedulers.
 
-        `known` are numbers of tensors on a device. A rate there is compared where it is.
+        `known` are numbers of tensors on a device. A rate on a device is compared there.
         """
         if self.schedule is not None:
             return self._largest_of_schedule
@@ -99,7 +99,7 @@ class GroupChoices:
         return max((float(rate) for rate in rates if rate is not None), default=0.0)
 
     def check_unchanged(self, caller: str, index: int, group: Group) -> None:
-        """Raise ValueError if an option was changed after the group was added: it would have no effect."""
+        """Raise ValueError if an option was changed after the group was added, without effect."""
         for option, chosen in self.options.items():
             if group.get(option, chosen) != chosen:
                 raise ValueError(
@@ -111,7 +111,7 @@ class GroupChoices:
     def show(self, caller: str, index: int, group: Group, step: int) -> Callable[[], None]:
         """Return a function that shows, after a step, the learning rate of that step.
 
-        `step` is the count of the oldest parameter of the group, after its increment.
+        `step` is the largest count in the group, after its increment.
         """
         if self.schedule is None or self.rate(caller, index, group) is not self.schedule:
             return lambda: None
@@ -128,15 +128,15 @@ class ReadGroup:
     """A param group at the start of a step.
 
     Attributes:
-        caller: for messages.
-        index: of the group.
-        entries: of the group.
-        choices: of the group.
-        scale: of the gradients; None where no `GradScaler` has said one.
-        rates: of a scheduler that was read, or None.
+        caller: the name in messages.
+        index: the index of the group.
+        entries: the entries of the group.
+        choices: the choices of the group.
+        scale: the scale of the gradients, or None without a `GradScaler`.
+        rates: the rates of a scheduler given to `read_rates`, or None.
         capturable: whether a CUDA graph may capture its steps.
-        tensors: entries on a device that the step reads there; None of a step that reads all on the host.
-        known: the numbers that these had.
+        tensors: the entries that the step reads on the device, or None if it reads all on the host.
+        known: the values of `tensors` when the host read them.
     """
 
     caller: str
@@ -170,12 +170,12 @@ class ReadGroup:
 
     @property
     def knows_rates(self) -> bool:
-        """Whether a scheduler has told the rates of the group so far."""
+        """Whether a scheduler has given the rates of the group so far."""
         return self.rates is not None and self.rates.holds
 
     @functools.cached_property
     def plan_key(self) -> tuple:
-        """The values that plans of the group depend on, besides the parameters."""
+        """The values on which plans of the group depend, besides the parameters."""
         read = tuple(link.bind_key(h) for link, h in zip(self.links, self.values, strict=True))
         return self.index, bool(self.entries["maximize"]), tuple(link.seed for link in self.links), read
 
@@ -192,7 +192,7 @@ class ReadGroup:
         return (True,) * (len(self.links) - len(known[name])) + known[name]
 
     def plan(self, name: str, param: Tensor) -> Plan:
-        """Return the plan of a parameter of the group; parameters of one kind share it."""
+        """Return the plan of a parameter, shared by parameters of one kind."""
         if self.choices.plans[0] != self.plan_key:
             self.choices.plans = self.plan_key, {}
         plans, kind = self.choices.plans[1], (self.info(name, param), self.touches(name, param))
@@ -209,7 +209,7 @@ class ReadGroup:
 
 
 class Owner(Protocol):
-    """The attributes of an optimizer that a step reads; its class is in a layer above."""
+    """The attributes of an optimizer that a step reads. Its class is in a layer above."""
 
     named: ClassVar[Named | None]
     decoupled_decay: ClassVar[bool | None]
@@ -232,18 +232,18 @@ class Owner(Protocol):
 
 
 def number_of(entries: Group, key: str, index: int | None) -> object:
-    """Return a number of an entry, which may have several; None if the group has no such entry."""
+    """Return a number of an entry, which may have several, or None if there is no such entry."""
     x = entries.get(key)
     return x[index] if index is not None and isinstance(x, (tuple, list)) else x
 
 
 def is_there(x: object, device: torch.device) -> TypeGuard[Tensor]:
-    """Whether a hyperparameter is a tensor on a device, so that a step may read its number there."""
+    """Whether a hyperparameter is a tensor on a device, so that a step may read it there."""
     return isinstance(x, Tensor) and x.device == device
 
 
 def tensors_of(entries: Group, device: torch.device) -> Group:
-    """Return the entries that are tensors on a device, or have any."""
+    """Return the entries that are or contain tensors on a device."""
     return {
         key: x
         for key, x in entries.items()
@@ -253,9 +253,9 @@ def tensors_of(entries: Group, device: torch.device) -> Group:
 
 
 def read_on_device(read: ReadGroup, device: torch.device, before: ReadGroup | None = None) -> ReadGroup:
-    """Return a group for a step that reads tensors where they are.
+    """Return a group for a step that reads tensors on their device.
 
-    The host reads their numbers once, for checks: not again if the group had them `before`.
+    The host reads their numbers once, for checks, and not again if the group `before` had the same tensors.
     """
     tensors, known = tensors_of(read.entries, device), {}
     for key, x in tensors.items():
@@ -289,7 +289,7 @@ def rate_of(caller: str, schedule: Callable[[int], Scalar], count: int) -> float
 
 
 def plain_value(value: object) -> object:
-    """Return a group's value in plain types, which JSON and `torch.load(weights_only=True)` know."""
+    """Return a group's value in plain types, for JSON and `torch.load(weights_only=True)`."""
     if isinstance(value, Format):
         return value.description
     if isinstance(value, torch.dtype):
@@ -305,9 +305,9 @@ def plain_value(value: object) -> object:
 
 
 def shown_rates(optimizer: Owner, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
-    """Return functions that show, after a step, the rates of groups whose lr is a schedule.
+    """Return functions that show, after a step, the rates of groups with a schedule as lr.
 
-    `steps` are pairs: the index of a group, the count of a parameter of it after its increment.
+    `steps` are pairs (group index, count of one of its parameters after the increment).
     """
     oldest: dict[int, int] = {}
     for i, step in steps:
