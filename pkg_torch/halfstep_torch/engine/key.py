@@ -1,4 +1,4 @@
-"""The facts that a built step depends on: each step reads them again, and compares them."""
+"""The facts on which a built step depends. Each step reads them again and compares them."""
 
 import itertools
 import operator
@@ -19,19 +19,19 @@ _ADDRESS, _IN_ORDER = Tensor.data_ptr, Tensor.is_contiguous
 
 
 class Facts(NamedTuple):
-    """Facts about parameters with a gradient, in order: a change makes a launch stale.
+    """Facts about parameters with a gradient, in order. A change makes a launch stale.
 
-    Facts are read and compared one after the other at every step. Tuples are not collected on the way: those
-    of a thousand parameters would start Python's garbage collector in every step.
+    Facts are read and compared one by one at every step, without building tuples, because tuples for a
+    thousand parameters would start Python's garbage collector in every step.
 
     Attributes:
-        memory: addresses of weights and of the tensors in their states, which differ by device too. Addresses
-            of gradients are left out: each step writes them into tables anew.
-        sizes: bytes of gradients and of the tensors in states.
-        dtypes: of weights and of the tensors in states; `grad_dtypes` of gradients.
+        memory: the addresses of weights and state tensors, which also differ by device. Addresses of
+            gradients are not included, because each step writes them into tables.
+        sizes: the bytes of gradients and state tensors.
+        dtypes: the dtypes of weights and state tensors. `grad_dtypes` are the dtypes of gradients.
         in_order: whether weights and gradients are row-major.
-        shapes: of weights, and the strides of weights that are not row-major.
-        classes: of weights and gradients that are no plain tensors, with meshes and placements.
+        shapes: the shapes of weights, and the strides of weights that are not row-major.
+        classes: the classes of weights and gradients that are not plain tensors, with meshes and placements.
     """
 
     memory: list[int]
@@ -47,9 +47,9 @@ class Reading(NamedTuple):
     """The result of `read`. Its shapes can be read once.
 
     Attributes:
-        facts: that a launch depends on.
+        facts: the facts on which a launch depends.
         weights, grads: the tensors in this process.
-        addresses: of the gradients, int64.
+        addresses: the addresses of the gradients, int64.
     """
 
     facts: Facts
@@ -82,9 +82,9 @@ class _Row(NamedTuple):
     """The known facts about one parameter.
 
     Attributes:
-        names: of all entries of its state.
-        tensors: the tensors among them; `others` tells that some are none.
-        facts: the `Facts` of this parameter alone, and the bytes of the weight.
+        names: the names of all entries in its state.
+        tensors: the tensors among them. `others` is whether some entries are not tensors.
+        facts: the `Facts` of this parameter only, and the bytes of the weight.
     """
 
     names: tuple[str, ...]
@@ -103,10 +103,10 @@ class _Row(NamedTuple):
 
 
 class KnownKey:
-    """The facts of a launch: a row for each parameter, of which each step chooses some.
+    """The facts of a launch, with a row for each parameter. Each step chooses rows.
 
     Attributes:
-        known: which parameters have a row.
+        known: whether each parameter has a row.
     """
 
     def __init__(self, length: int) -> None:
@@ -137,7 +137,7 @@ class KnownKey:
     def fits(
         self, weights: Sequence[Tensor], grads: Sequence[Array], held: Sequence[State]
     ) -> Reading | None:
-        """Return what is read of the chosen parameters if their facts are unchanged."""
+        """Return the reading of the chosen parameters if their facts are unchanged, else None."""
         tensors: list[object] = [*itertools.chain.from_iterable(map(dict.values, held))]
         if self._others:  # anything may be kept in a state
             tensors = [x for x in tensors if isinstance(x, Tensor)]

@@ -1,6 +1,6 @@
-"""Arrays that are computed in pieces where they are read: a rule that sees means of a whole parameter.
+"""Arrays that are computed in pieces when they are read, for rules with means of a whole parameter.
 
-A mean reads all of an array once, in the order of contract M3, and keeps a piece for each level of its sum.
+A mean reads the whole array once, in the order of contract M3, and keeps a piece for each level of its sum.
 """
 
 import math
@@ -18,18 +18,18 @@ Operand = Any
 
 
 def piece_length(device: torch.device) -> int:
-    """Return how many elements are read at once: on a CPU so few that some ten such arrays fit a cache."""
+    """Return the number of elements read at once. On a CPU about ten such arrays fit a cache."""
     return 1 << 15 if device.type == "cpu" else 1 << 22
 
 
 class NotLazy(Exception):
-    """Raised where a rule needs a whole array at once."""
+    """Raised if a rule needs a whole array at once."""
 
 
 class LazyArray:
-    """A float32 array of which slices of the first axis are computed when they are read.
+    """A float32 array with slices of the first axis computed when they are read.
 
-    Small arrays, as means along an axis, are computed at once.
+    Small arrays, such as means along an axis, are computed at once.
     """
 
     __slots__ = ("_args", "_function", "_of_whole", "device", "known", "shape")
@@ -46,7 +46,7 @@ class LazyArray:
         self._function, self._args = function, args
 
     def rows(self, start: int, stop: int, made: dict[int, Tensor] | None = None) -> Tensor:
-        """Return a slice of the first axis; all of it if its length is 1, which is read for each row."""
+        """Return a slice of the first axis, or all of it if its length is 1, as for each row."""
         made = {} if made is None else made
         if id(self) not in made:
             if self.known is not None:
@@ -59,7 +59,7 @@ class LazyArray:
         return made[id(self)]
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Return a stretch of the array in row-major order."""
+        """Return a range of the array in row-major order."""
         width = math.prod(self.shape[1:])
         first = start // width
         return self.rows(first, -(-stop // width)).reshape(-1)[start - first * width : stop - first * width]
@@ -106,7 +106,7 @@ def lazily(function: Callable[..., Tensor], *args: Operand) -> LazyArray:
 
 
 class LazyOp(TorchOp):
-    """The operations of a rule on lazy arrays; of other operations it raises `NotLazy`."""
+    """The operations of a rule on lazy arrays. Other operations raise `NotLazy`."""
 
     def __getattribute__(self, name: str) -> Any:  # an operation, or a field
         found = super().__getattribute__(name)
@@ -127,7 +127,7 @@ class LazyOp(TorchOp):
         return self.minimum(self.maximum(x, low), high)
 
     def mean(self, x: LazyArray, axis: int | None = None) -> LazyArray | Tensor:  # pyright: ignore
-        """Return the mean along an axis, or of all, by halves."""
+        """Return the mean along an axis, or the mean of all elements, by halves."""
         if x.known is not None:
             made = TorchOp.mean(x.known, axis)
         elif axis is None:
@@ -151,13 +151,13 @@ def _ranges(x: LazyArray) -> list[tuple[int, int]]:
 
 
 def _mean(count: int, read: Callable[[int, int], Tensor], most: int) -> Tensor:
-    """Return the mean along the first axis, by halves, reading at most so many entries at once."""
+    """Return the mean along the first axis, by halves, reading at most `most` entries at once."""
     sizes = [count]
     while sizes[-1] > most:
         sizes.append((sizes[-1] + 1) // 2)
 
     def summed(level: int, start: int, stop: int) -> Tensor:
-        """Return entries after so many halvings: of each the second half was added to the first."""
+        """Return entries after `level` halvings, each adding the second half to the first."""
         if not level:
             return read(start, stop).clone()
         made, half = summed(level - 1, start, stop), sizes[level]

@@ -1,6 +1,6 @@
-"""Stepping a long parameter by rules that see means of all of it, as Adafactor's, in pieces.
+"""Steps of a long parameter in pieces, for rules with means of the whole parameter such as Adafactor's.
 
-Every mean computes the updates in front of it anew, and the last stage once more: no update is kept.
+Every mean computes the updates before it again, and so does the last stage, so no update is kept.
 """
 
 import math
@@ -25,11 +25,11 @@ from halfstep_torch.numbers.op import tensor_numbers
 from halfstep_torch.storage.stored_moment import Arrays
 
 PIECES = 8
-"""A parameter of fewer pieces is stepped as a whole."""
+"""Least number of pieces. A shorter parameter is stepped as a whole."""
 
 
 def may_be_lazy(plan: Plan, shape: torch.Size, device: torch.device) -> bool:
-    """Whether the rules of a parameter may be run in pieces: `step_lazily` finds out."""
+    """Whether the rules of a parameter may run in pieces, as `step_lazily` then finds out."""
     *others, last = plan.stages
     size, length = shape.numel(), piece_length(device)
     return (
@@ -43,20 +43,20 @@ def may_be_lazy(plan: Plan, shape: torch.Size, device: torch.device) -> bool:
 
 
 def lazy_bytes(size: int, device: torch.device) -> int:
-    """Return about how many bytes a step in pieces takes: a piece for each level of a sum, and six more."""
+    """Return the approximate bytes of a step in pieces, a piece for each level of a sum and six more."""
     length = piece_length(device)
     return 4 * length * ((size // length).bit_length() + 6)
 
 
 def _keeps_little(stage: Stage) -> bool:
-    """Whether an elementwise stage keeps nothing; of other rules that is seen in a step."""
+    """Whether an elementwise stage keeps nothing. For other rules a step finds out."""
     if stage.scope == "elementwise":
         return not stage.arrays and not any(stage.sources)
     return not any(rule.weight_dtype for rule in stage.rules)
 
 
 def step_lazily(batch: Batch, place: int, g: Tensor) -> bool:
-    """Step a parameter in place; return False, with nothing changed, if a rule needs it as a whole."""
+    """Step a parameter in place, or return False without a change if a rule needs it as a whole."""
     slot, p = batch.slots[place], batch.slots[place].param.detach()
     keys, step = batch.host_keys[:, place].tolist(), batch.steps[place]
     *others, last = batch.plan.padded_stages
@@ -72,9 +72,9 @@ def step_lazily(batch: Batch, place: int, g: Tensor) -> bool:
     if kernel is not None and kernel.on_device is None and not last.blocks:
         _apply_by_kernel(batch, place, kernel, u)
         return True
-    # Any: a checker sees no tensor in an object that stands for one.
+    # Any: for a type checker, an object in place of a tensor is not one.
     of_last: Any = batch.stage_numbers(len(others))[step]
-    whole: Any = u  # which is read in pieces, as a tensor is
+    whole: Any = u  # read in pieces, as a tensor
     step_pieces(slot.plan.stages[-1], p, whole, None, slot.state, of_last, keys, slot.indices)
     return True
 
@@ -99,7 +99,7 @@ def lazy_update(
         for stage, of_stage in zip(stages, numbers, strict=True):
             u, new = _updated(stage, p32, -u if stage.negates else u, state, of_stage, keys)
             arrays |= new
-    except Exception as error:  # of a rule that does more with arrays than these can
+    except Exception as error:  # from an operation that lazy arrays do not support
         raise NotLazy(str(error)) from error
     return u, arrays
 
@@ -139,7 +139,7 @@ def _updated(
         moments = rule.step_moments(of_rule, [words(*x) for x in sources], tuple(p.shape), n)
         # Any: as in `step_lazily`.
         lazy: Any = {name: _LazyMoment(moment) for name, moment in moments.items()}
-        # Any: a rule returns what its operations return.
+        # Any: a rule returns the type of its operations.
         made: Any = rule.rule.update(u, p, n, Moments(rule.rule.name, lazy), LazyOp())
         if not isinstance(made, LazyArray) or made.shape != p.shape:
             raise NotLazy("an update that is no function of arrays")

@@ -1,8 +1,8 @@
-"""Gradients of a scaled loss: the attributes that `torch.amp.GradScaler` sets, and the link that unscales.
+"""Gradients of a scaled loss, the attributes set by `torch.amp.GradScaler`, and the link that unscales.
 
-The scaler leaves the gradients as they are and sets `grad_scale` and `found_inf` on the optimizer for the
-time of a step. They are then unscaled in float32, on their way into the chain: in float16 that would lose
-what the scale has saved.
+The scaler does not change the gradients, and sets `grad_scale` and `found_inf` on the optimizer during a
+step. The first link unscales the gradients in float32, because in float16 small
+gradients would be lost.
 """
 
 import math
@@ -24,7 +24,7 @@ def _check_scale(caller: str, name: str, value: Scalar, number: float) -> None:
 
 
 class Unscale(Link):
-    """The first link in a step of scaled gradients: g times the inverse scale, in float32."""
+    """The first link in a step of scaled gradients, g times the inverse scale in float32."""
 
     grad_scale: Scalar = number(1.0, check=_check_scale)
 
@@ -33,7 +33,7 @@ class Unscale(Link):
         return {"inverse_scale": np.float32(1) / h.grad_scale}
 
     def update(self, g, p, n, m, op):
-        """Return g times 1 / scale, rounded once; for a power of two, not at all."""
+        """Return g times 1 / scale, rounded once, which is exact for a power of two."""
         return n.inverse_scale * g
 
 
@@ -41,7 +41,7 @@ UNSCALE = Unscale()
 
 
 def scale_of(optimizer: object) -> float | None:
-    """Return the scale of a step's gradients; None if they are not scaled, or already unscaled."""
+    """Return the scale of a step's gradients, or None if they are not scaled or already unscaled."""
     scale = getattr(optimizer, "grad_scale", None)
     return None if scale is None else float(scale)
 

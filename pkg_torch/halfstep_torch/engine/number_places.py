@@ -18,7 +18,7 @@ def flat(numbers: Values) -> list[float]:
 
 
 def number_places(numbers: Values) -> Values:
-    """Return the same named tuples with the place of each number in `flat`: equal for equal shapes."""
+    """Return the same named tuples with the place of each number in `flat`, equal for equal shapes."""
     indices = iter(range(len(flat(numbers))))
 
     def placed(part: Values) -> Values:

@@ -1,4 +1,4 @@
-"""A stage in plain torch: one parameter after the other, in pieces of whole blocks."""
+"""A stage in plain torch, one parameter after another, in pieces of whole blocks."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +11,12 @@ from halfstep.random_words import GOLDEN_RATIO
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.exact import looking_at_numbers
 
-# Elements of a piece: on a CPU, the temporaries of a piece must stay in a cache.
+# Elements of a piece. On a CPU the temporaries of a piece must fit a cache.
 _PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 24
 
 
 def piece_length(device: torch.device) -> int:
-    """Return how many elements are stepped at once on a device."""
+    """Return the number of elements stepped at once on a device."""
     return _PIECE if device.type == "cpu" else _PIECE_ELSEWHERE
 
 
@@ -34,14 +34,14 @@ def step_pieces(
     """Step a parameter in place.
 
     Args:
-        stage: of the parameter, with its blocks.
-        p: weights, row-major.
+        stage: the stage of the parameter, with its blocks.
+        p: the weights, row-major.
         g: their gradient, or the update of the stage before.
-        u: where the stage's own update goes; None where it changes the weights.
-        state: state arrays, row-major.
-        numbers: of each rule, by name.
-        keys: int32: k0 and k1 of each stream; numbers, or one for each element.
-        index: from a range to the row-major indices, int64, of these elements.
+        u: the output for the stage's update, or None if it changes the weights.
+        state: the state arrays, row-major.
+        numbers: the numbers of each rule, by name.
+        keys: k0 and k1 of each stream, int32, as numbers or with one for each element.
+        index: a function from a range to the row-major indices of its elements, int64.
     """
     n, unit = p.numel(), math.lcm(*(blocks.unit for blocks in stage.blocks))
     piece = max(piece_length(p.device) // unit, 1) * unit
@@ -65,7 +65,7 @@ def step_pieces(
 
 
 def _columns(stage: Stage, keys: Sequence[int | Tensor], high: Tensor) -> Sequence[int | Tensor]:
-    """Return the keys of a piece: the high half of the index is added to k1, golden ratio times (W8)."""
+    """Return the keys of a piece, with the high half of the index times the golden ratio added to k1 (W8)."""
     if not bool(high.any()):
         return keys
     device = next((key.device for key in keys if isinstance(key, Tensor)), high.device)

@@ -1,4 +1,4 @@
-"""The launch before a step on a device, which makes counts, random keys and numbers where the step is."""
+"""The launch before a step on a device, which makes counts, random keys and numbers there."""
 
 import functools
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ class AheadKernel:
     """The kernel for parameters with the same chain.
 
     Args:
-        links: of the chain that act, in order.
-        fields: of each link the names of its hyperparameters.
-        streams: of random words.
-        arrays: how many arrays of a parameter are in a row of the step's kernel.
+        links: the active links of the chain, in order.
+        fields: the names of each link's hyperparameters.
+        streams: the streams of random words.
+        arrays: the number of a parameter's arrays in a row of the step's kernel.
 
     Raises:
         NoGeneratedForm: if the numbers of a link need the host.
@@ -88,5 +88,5 @@ class AheadKernel:
 def ahead_kernel_of(
     links: tuple[Link, ...], fields: tuple[tuple[str, ...], ...], streams: tuple[Stream, ...], arrays: int
 ) -> AheadKernel:
-    """Return the kernel of a chain: to trace it takes a second. Seeds and prefixes are no part of it."""
+    """Return the kernel of a chain, without seeds and prefixes. Tracing it takes a second."""
     return AheadKernel(links, fields, streams, arrays)

@@ -1,4 +1,4 @@
-"""A kernel on a CPU: its C library, and one call that updates all parameters of a table."""
+"""A kernel on a CPU, with its C library and one call that updates all parameters of a table."""
 
 import ctypes
 import functools
@@ -27,7 +27,7 @@ class CKernel:
     """The kernel of a graph in C.
 
     Raises:
-        NoGeneratedForm: if C has no form of an operation.
+        NoGeneratedForm: if an operation has no form in C.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -36,11 +36,11 @@ class CKernel:
 
     @property
     def problem(self) -> str:
-        """Why there is no kernel, or ""."""
+        """The reason why there is no kernel, or ""."""
         return self._library.problem
 
     def is_built(self, *, wait: bool) -> bool:
-        """Whether the library is there; `wait` for the compiler."""
+        """Whether the library is built, after the compiler ends if `wait`."""
         if self._function is None and (library := self._library.get(wait=wait)) is not None:
             self._function = getattr(library, self._name)
             self._function.restype = None
@@ -57,7 +57,7 @@ class CKernel:
         late: tuple[int, Tensor] | None = None,
         totals: Tensor | None = None,
     ) -> None:
-        """Update the parameters of a table: see `Kernel.__call__`."""
+        """Update the parameters of a table, as `Kernel.__call__`."""
         assert self._function is not None
         if late is not None:
             first, rows = late

@@ -1,4 +1,4 @@
-"""The tables of a kernel on a device: where each parameter's arrays are, and how programs divide the work."""
+"""The tables of a kernel on a device, with the addresses of arrays and the chunk of each program."""
 
 import math
 
@@ -11,7 +11,7 @@ from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.stage import Stage
 
 CHUNK = 1 << 13
-"""Elements of a chunk: a power of two, so that no chunk of a whole array crosses a multiple of 2^32."""
+"""Elements of a chunk, a power of two, so that no chunk of a whole array crosses a multiple of 2^32."""
 
 
 class DeviceTables:
@@ -19,12 +19,12 @@ class DeviceTables:
 
     Attributes:
         rows: int64, a row for each parameter. Gradients and updates have the addresses of the first step.
-        chunks: int32, a row for each program: the parameter, and the number of its chunk.
-        fast: which parameters have weights and state at aligned addresses.
+        chunks: int32, a row (parameter, chunk index) for each program.
+        fast: whether each parameter has weights and state at aligned addresses.
     """
 
     def __init__(self, graph: Graph, stage: Stage, table: np.ndarray) -> None:
-        """Make the tables of a graph, which may have longer blocks than the stage that it was made for."""
+        """Make the tables of a graph, which may have longer blocks than its stage."""
         self._changing = [i for i, x in enumerate(graph.memory) if x.name in ("g", "u")]
         self.rows = _rows(graph, stage, table)
         self.chunks = _chunks(graph, self.rows)
@@ -53,7 +53,8 @@ class DeviceTables:
 def takes(graph: Graph, stage: Stage, window: Window) -> bool:
     """Whether a device's kernel can update a window.
 
-    No chunk may have indices with different high halves. Pieces of a norm may not have short blocks within.
+    A chunk may not have indices with different high halves, and a piece of a norm may not contain short
+    blocks.
     """
     run = stage.blocks[0].run if stage.blocks else None
     is_short = run not in (None, math.prod(window.shape)) or stage.width != graph.width

@@ -1,4 +1,4 @@
-"""The kernel of a stage: traced, generated for a device, and compared with plain steps before it is used.
+"""The kernel of a stage, which is traced, generated for a device, and compared with plain steps before use.
 
 stage ── trace ──▶ graph ── simplify ──▶ graph ─┬─ c_source ──────▶ compiler, a process of its own ──▶ library
                                                 └─ triton_source ─▶ Triton
@@ -30,10 +30,10 @@ _TRIAL_STEPS = 3
 
 
 class Kernel:
-    """The kernel of a stage on a device. Equal stages share it: it has no number, no seed and no length.
+    """The kernel of a stage on a device, without numbers, seeds or lengths, so that equal stages share it.
 
     Attributes:
-        missing: the operation that has no generated form, or "".
+        missing: the operation without a generated form, or "".
     """
 
     def __init__(self, stage: Stage, places: Values, incoming: torch.dtype, device: torch.device) -> None:
@@ -50,7 +50,7 @@ class Kernel:
 
     @property
     def request(self) -> Request | None:
-        """The request to compile a new Triton kernel of an NVIDIA GPU in a process; else None."""
+        """The request to compile a new Triton kernel for an NVIDIA GPU in a process, or None."""
         if not isinstance(self._made, TritonKernel) or self._is_checked:
             return None
         if self._device.type != "cuda" or torch.version.hip:
@@ -60,23 +60,23 @@ class Kernel:
 
     @property
     def problem(self) -> str:
-        """Why there is no kernel; "" if there is one, or may be one soon."""
+        """The reason why there is no kernel, or "" if there is one or it is being built."""
         if self.missing:
             return f"there is no generated form of {self.missing}"
         return self._problem or (self._made.problem if self._made else "")
 
     @property
     def on_device(self) -> TritonKernel | None:
-        """The kernel that a device launches; None on a CPU."""
+        """The kernel that a device launches, or None on a CPU."""
         return self._made if isinstance(self._made, TritonKernel) else None
 
     @property
     def reads_late(self) -> bool:
-        """Whether it reads numbers where another kernel has written them."""
+        """Whether it reads numbers written by another kernel."""
         return self.on_device is not None and self.on_device.reads_late
 
     def is_ready(self, *, wait: bool) -> bool:
-        """Whether the kernel can be called; `wait` for the compiler."""
+        """Whether the kernel can be called, after the compiler ends if `wait`."""
         if self._made is None or self._problem or not self._made.is_built(wait=wait):
             return False
         if not self._is_checked:
@@ -109,20 +109,20 @@ class Kernel:
         """Update the parameters of a table, or add up their squares.
 
         Args:
-            table: int64, a row for each parameter (`tables.py`). The addresses of a kernel of norms are those
-                of sums in the place of the update, one for each piece (`numbers/norms.py`).
+            table: int64, a row for each parameter (`tables.py`). A kernel of norms has the addresses of sums
+                in place of the update, one sum for each piece (`numbers/norms.py`).
             keys: uint32, the keys of its random words, a column for each parameter.
             numbers: float32, the numbers of the step, a row for each count.
-            which: int32, the row of numbers of each parameter; None if there is one row.
-            late: of numbers that each parameter has for itself the first place, and the float32 numbers on
-                the device: a row for each parameter.
-            totals: where a kernel of norms writes the sums, a column for each parameter (`graph.SUMS`).
+            which: int32, the row of numbers of each parameter, or None if there is one row.
+            late: the first place of numbers that differ by parameter, and these float32 numbers on the
+                device, a row for each parameter.
+            totals: the output of a kernel of norms, a column for each parameter (`graph.SUMS`).
         """
         assert self._made is not None
         self._made(table, keys, numbers, which, late=late, totals=totals)
 
     def _has_same_bits(self) -> bool:
-        """Whether the kernel has the bits of plain steps on scratch memory."""
+        """Whether the kernel gives the bits of plain steps on scratch memory."""
         stage, trial = self._stage, Trial(self._stage, self._places, self._device)
         ours, theirs = ([trial.p.clone(), {name: x.clone() for name, x in trial.state.items()}] for _ in "ab")
         for _ in range(_TRIAL_STEPS):
@@ -139,11 +139,11 @@ class Kernel:
 
 
 class Trial:
-    """Scratch memory on which a kernel is compared with plain steps.
+    """Scratch memory for the comparison of a kernel with plain steps.
 
     Attributes:
         p, state: the first weights and state arrays.
-        keys, numbers: as kernels take them; `of_leaf` and `by_name` as plain steps do.
+        keys, numbers: the inputs of kernels. `of_leaf` and `by_name` are the same for plain steps.
     """
 
     def __init__(self, stage: Stage, places: Values, device: torch.device) -> None:
@@ -175,7 +175,7 @@ class Trial:
 def generated(
     stage: Stage, places: Values, incoming: torch.dtype, device: torch.device, sums: str = ""
 ) -> CKernel | TritonKernel:
-    """Trace a stage and generate its kernel for a device: the one that updates, or one of `SUMS`."""
+    """Trace a stage and generate its kernel for a device, for the update or for one of `SUMS`."""
     graph = _graph_of(stage, places, incoming, device, sums)
     return CKernel(graph) if device.type == "cpu" else TritonKernel(graph, stage, device)
 
@@ -189,7 +189,7 @@ def _graph_of(
 
 @functools.cache
 def missing_form(stage: Stage, places: Values, incoming: torch.dtype, device: torch.device) -> str:
-    """Return the operation of a stage that has no generated form, or ""; no compiler is started."""
+    """Return the operation of a stage without a generated form, or "". No compiler is started."""
     try:
         graph = _graph_of(stage, places, incoming, device)
         _ = c_source(graph) if device.type == "cpu" else triton_source(graph, exact_by_ptx=False)

@@ -1,4 +1,4 @@
-"""The kernel that computes the updates of a stage only for norms, of updates and of weights."""
+"""The kernel that computes a stage's updates only for the norms of updates and weights."""
 
 import functools
 
@@ -22,13 +22,13 @@ class NormKernel(Kernel):
     """The kernel of norms of a stage on a device. It changes neither weights nor state.
 
     Attributes:
-        count: how many norms of each parameter it takes: of the update, and of the weights if they are asked.
+        count: the number of norms for each parameter, of the update and, if asked for, of the weights.
     """
 
     def __init__(
         self, stage: Stage, places: Values, incoming: torch.dtype, device: torch.device, sums: str
     ) -> None:
-        """Make it for a kind of sums (`SUMS`)."""
+        """Make the kernel for a kind of sums (`SUMS`)."""
         self._sums, self.count = sums, 2 if NORMS in stage.rules else 1
         super().__init__(stage, places, incoming, device)
 
@@ -43,7 +43,7 @@ class NormKernel(Kernel):
         which: np.ndarray | None,
         units: Tensor | None = None,
     ) -> Tensor:
-        """Return the sums of each parameter, a column: a row for each norm, or as many rows as it has words.
+        """Return the sums, a column for each parameter, with a row for each norm or for each word of it.
 
         Arguments are as in a call. `units` are exponent fields, a row for each norm.
         """
@@ -67,7 +67,7 @@ class NormKernel(Kernel):
         largest = torch.stack([largest_pattern([x], self._device) for x in arrays])
         units = largest[:, None] >> 23 if SUMS[self._sums].has_units else None
         made = self.totals(table, trial.keys, trial.numbers, None, units)[:, 0]
-        if self._sums == "integers":  # which have many forms as sums of low and of high words
+        if self._sums == "integers":  # equal sums may differ in their low and high words
             exact = [sum_of_squares([x], unit) for x, unit in zip(arrays, largest, strict=True)]
             made, expected = (roots_of(x.view(-1, 2).T, largest) for x in (made, torch.cat(exact)))
         elif self._sums == "largest":

@@ -1,4 +1,4 @@
-"""The kernels of what updates are multiplied by, on a device: for each parameter, or for all together."""
+"""The kernels of the factors of updates on a device, for each parameter or for all together."""
 
 import functools
 from collections.abc import Sequence
@@ -27,26 +27,26 @@ class _Checked:
 
     Attributes:
         is_checked: whether it was compared with plain operations.
-        problem: what was found then.
+        problem: the difference that was found, or "".
     """
 
     is_checked, problem = False, ""
 
     def check(self, made: Tensor, expected: Tensor) -> None:
-        """Compare what it has made with the numbers of plain operations."""
+        """Compare the kernel's numbers with the results of plain operations."""
         self.is_checked = torch.equal(made.nan_to_num(), expected.nan_to_num())
         self.problem = "" if self.is_checked else "its bits differ from those of plain operations"
 
 
 class ScaleKernel(_Checked):
-    """The launch between those of norms and of the step.
+    """The launch between the norms and the step.
 
     Raises:
-        NoGeneratedForm: if Triton has no form of an operation of the rule.
+        NoGeneratedForm: if an operation of the rule has no form in Triton.
     """
 
     def __init__(self, rule: BoundRule, places: Values, norms: int, device: torch.device) -> None:
-        """Make it for a rule that scales, given the `number_places` of its numbers."""
+        """Make the kernel for a rule that scales, given the `number_places` of its numbers."""
         count, self._device = len(flat(places)), device
 
         def scale(given: dict[str, Tensor]) -> Sequence[Tensor]:
@@ -62,14 +62,14 @@ class ScaleKernel(_Checked):
         self._module = module_of(triton_scale(graph, norms, exact_by_ptx=is_exact_by_ptx()))
 
     def __call__(self, rows: Tensor, words: Tensor, arrays: int, first: int, made: Tensor) -> None:
-        """Write both numbers of each parameter, a row.
+        """Write both numbers of each parameter into a row.
 
         Args:
-            rows: of the launch of norms.
-            words: likewise.
-            arrays: addresses in a row.
-            first: the place of the rule's numbers among the words of a parameter.
-            made: float32.
+            rows: the rows of the launch of norms.
+            words: the words of the launch of norms.
+            arrays: the number of addresses in a row.
+            first: the place of the rule's numbers among a parameter's words.
+            made: the output, float32.
         """
         params = len(made)
         sizes = arrays + len(ROW_FIELDS), arrays + ROW_FIELDS.index("elements"), words.numel() // params
@@ -78,17 +78,17 @@ class ScaleKernel(_Checked):
 
 
 class MeasureKernel(_Checked):
-    """The launch of what a link measures over all gradients, after that of their norms.
+    """The launch of a link's measure over all gradients, after the launch of their norms.
 
     Attributes:
-        names: of the numbers that it writes.
+        names: the names of the numbers that it writes.
 
     Raises:
-        NoGeneratedForm: if Triton has no form of an operation of the link, or the norm is exact.
+        NoGeneratedForm: if an operation of the link has no form in Triton, or the norm is exact.
     """
 
     def __init__(self, link: Link, h: Values, device: torch.device) -> None:
-        """Make it for the values of a link."""
+        """Make the kernel for the values of a link."""
         self._device, self.names = device, [*link.measure(h, lambda exact: torch.ones(2))]
 
         def measured(given: dict[str, Tensor]) -> Sequence[Tensor]:
@@ -104,7 +104,7 @@ class MeasureKernel(_Checked):
         self._count = torch.zeros(1, dtype=torch.int32, device=device)
 
     def __call__(self, rows: Tensor, words: Tensor, arrays: int, made: Tensor) -> None:
-        """Write the numbers, a row for each array; arguments are those of `ScaleKernel`."""
+        """Write the numbers, a row for each array. Arguments are as in `ScaleKernel`."""
         parts = torch.empty(len(made), 2, dtype=torch.float32, device=self._device)
         sizes = arrays + len(ROW_FIELDS), arrays + ROW_FIELDS.index("elements")
         with on_device(self._device):
@@ -119,5 +119,5 @@ def scale_kernel_of(rule: BoundRule, places: Values, norms: int, device: torch.d
 
 @functools.cache
 def measure_kernel_of(link: Link, h: Values, device: torch.device) -> MeasureKernel:
-    """Return the kernel of what a link measures on a device."""
+    """Return the kernel of a link's measure on a device."""
     return MeasureKernel(link, h, device)

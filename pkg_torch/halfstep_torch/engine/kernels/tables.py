@@ -12,8 +12,8 @@ def row_of(stage: Stage, window: Window, arrays: Sequence[Tensor]) -> list[int]:
     """Return the row of a parameter.
 
     Args:
-        stage: the parameter's own, which may end in short blocks.
-        window: the elements here.
+        stage: the parameter's own stage, which may end in short blocks.
+        window: the elements in this process.
         arrays: weights, gradient, update if the stage leaves one, and state, all contiguous.
     """
     elements, run = arrays[0].numel(), (stage.blocks[0].run or 0) if stage.blocks else 0

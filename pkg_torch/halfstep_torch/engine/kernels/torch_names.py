@@ -1,6 +1,6 @@
-"""The names of PyTorch's functions and methods of tensors that have a form in a graph.
+"""The names of PyTorch's functions and tensor methods that have a form in a graph.
 
-Methods in place are without their last `_`, and operators are their methods: `x += y` is `__iadd__`.
+Names of in-place methods have no last `_`. Operators have the names of their methods: `x += y` is `__iadd__`.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 
-def _by_name(groups: dict[Any, str]) -> dict[str, Any]:  # values of each table are of one type
+def _by_name(groups: dict[Any, str]) -> dict[str, Any]:  # the values of a table have one type
     return {name: value for value, names in groups.items() for name in names.split()}
 
 
@@ -41,9 +41,9 @@ SAME = _by_name(
         "ge": "ge greater_equal __ge__",
     }
 )
-"""Of a name the operation of a graph that computes the same."""
+"""Operation of a graph that computes the same, by name."""
 REVERSED = {"rsub": "sub", "__rsub__": "sub"}
-"""Likewise, with its operands exchanged."""
+"""Operation of a graph with exchanged operands, by name."""
 COMPOSED = ("__rdiv__", "reciprocal", "square", "pow", "__pow__")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 EXPANDING = ("expand", "expand_as", "broadcast_to")
@@ -57,7 +57,7 @@ FILLED = _by_name(
         None: "full full_like new_full fill",
     }
 )
-"""Of a name the number that a tensor is filled with; None for the last argument."""
+"""Number with which a tensor is filled, by name, or None for the last argument."""
 
 _IN_PLACE = re.compile(r"[^_].*_|__i(?!n)\w+__")
 

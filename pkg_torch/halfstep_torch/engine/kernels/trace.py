@@ -1,4 +1,4 @@
-"""Tracing a stage: `Stage.run` runs once on tensors without memory, and each operation becomes a node."""
+"""Tracing of a stage. `Stage.run` runs once on tensors without memory, and each operation becomes a node."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ def trace(stage: Stage, places: Values, grad_dtype: torch.dtype) -> Graph:
     """Return the graph of an elementwise stage, which takes 20 to 150 ms.
 
     Args:
-        stage: with whole blocks alone, as `Stage.padded` has them.
-        places: of its numbers, as `number_places` gives them.
-        grad_dtype: of the gradient, or float32 for the update of a stage before.
+        stage: a stage with whole blocks only, as from `Stage.padded`.
+        places: the places of its numbers, from `number_places`.
+        grad_dtype: the dtype of the gradient, or float32 for the update of an earlier stage.
 
     Raises:
-        NoGeneratedForm: for an operation that the tracer does not know.
+        NoGeneratedForm: for an operation that the tracer does not support.
     """
     tracer, width = Tracer(), stage.width
 
@@ -54,7 +54,7 @@ def trace(stage: Stage, places: Values, grad_dtype: torch.dtype) -> Graph:
 
 
 def _late(stage: Stage, places: Values) -> range:
-    """Return the places of numbers that another kernel writes: of `SCALED`, or of a link that measures."""
+    """Return the places of numbers written by another kernel, for `SCALED` or a link that measures."""
     found = range(0)
     for rule, of_rule in zip(stage.rules, places, strict=False):
         if names := getattr(rule.rule, "late", ()):
@@ -66,7 +66,7 @@ def _late(stage: Stage, places: Values) -> range:
 
 
 def measured(graph: Graph, sums: str) -> Graph:
-    """Return the graph of a stage that leaves an update, of which only sums of a kind are taken (`SUMS`)."""
+    """Return the graph of a stage that computes only sums of its update, of one kind (`SUMS`)."""
     outputs = {"norm.u": graph.outputs["u"]}
     if WEIGHTS in graph.outputs:
         outputs["norm.p"] = graph.outputs[WEIGHTS]
@@ -106,7 +106,7 @@ def traced(
 ) -> Graph:
     """Return the graph of a function of tensors, given the shapes and dtypes of its inputs.
 
-    Outputs are named by their place. No array of a parameter takes part.
+    Outputs are named by their place. The function reads no array of a parameter.
     """
     tracer = Tracer()
     inputs = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in given.items()}

@@ -1,4 +1,4 @@
-"""Noting each PyTorch function that a rule calls as a node of a graph; `torch_names.py` has their names."""
+"""Recording of each PyTorch function that a rule calls as a node of a graph (names in `torch_names.py`)."""
 
 import functools
 import math
@@ -31,32 +31,32 @@ _NARROWER = {
     "int32": ("uint8", "int8", "int16"),
     "int64": ("uint8", "int8", "int16", "int32"),
 }
-"""For each dtype, the dtypes that convert to it exactly."""
+"""Dtypes that convert exactly to each dtype."""
 
 
 Operand = Any
-"""A tensor, a number, a dtype or a list of them: PyTorch's functions take all of these."""
+"""Tensor, number, dtype or list of them, as PyTorch's functions accept."""
 Operands = Sequence[Operand]
 
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype, as a graph has it."""
+    """Return the name of a dtype in a graph."""
     return str(dtype).removeprefix("torch.")
 
 
 class Tracer(TorchFunctionMode):
-    """Writes down each operation as a node. Equal operations are one node."""
+    """A mode that records each operation as a node. Equal operations are one node."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[Node] = []
         self._of: dict[int, Node] = {}
-        self._alive: list[Tensor] = []  # so that no id is given twice
+        self._alive: list[Tensor] = []  # so that no id is reused
         self._known: dict[tuple, Node] = {}
 
     def node(self, op: str, args: tuple, like: Tensor | tuple, axes: tuple = ()) -> Node:
-        """Return the node of an operation; `like` has its shape and dtype, or is both."""
+        """Return the node of an operation. `like` has its shape and dtype, or is the pair."""
         shape, dtype = like if isinstance(like, tuple) else (tuple(like.shape), dtype_name(like.dtype))
         parts = tuple(id(x) if isinstance(x, Node) else repr(x) for x in args)
         key = (op, parts, shape, dtype, axes)
@@ -66,12 +66,12 @@ class Tracer(TorchFunctionMode):
         return self._known[key]
 
     def set(self, x: Tensor, node: Node) -> None:
-        """Note the node of a tensor."""
+        """Record the node of a tensor."""
         self._of[id(x)] = node
         self._alive.append(x)
 
     def of(self, x: Operand) -> Operand:
-        """Return the node of a tensor, or a table of its numbers if it has memory. Other objects stay."""
+        """Return the node of a tensor, a table of numbers if it has memory, or another object unchanged."""
         if not isinstance(x, Tensor):
             return x
         if id(x) not in self._of:
@@ -83,7 +83,7 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(
         self, func: Operand, types: Operand, args: Operands = (), kwargs: dict | None = None
     ) -> Operand:
-        """Run a function on tensors without memory, and note the node of its result."""
+        """Run a function on tensors without memory, and record the node of its result."""
         kwargs, name = kwargs or {}, name_of(func)
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         try:
@@ -91,18 +91,18 @@ class Tracer(TorchFunctionMode):
                 out = func(*map(_bare, args), **{key: _bare(x) for key, x in kwargs.items()})
             else:
                 out = func(*args, **kwargs)
-        except RuntimeError as error:  # as of `bool(x)` and `x.item()`, where there are no numbers
+        except RuntimeError as error:  # as from `bool(x)` and `x.item()`, which need numbers
             raise NoGeneratedForm(name.strip("_")) from error
         if not isinstance(out, Tensor):
             parts = out if isinstance(out, Sequence) else [out]
-            if given and any(x is None or isinstance(x, Tensor) for x in parts):  # as of x[i] = y and split
+            if given and any(x is None or isinstance(x, Tensor) for x in parts):  # as for x[i] = y and split
                 raise NoGeneratedForm(name.strip("_"))
             return out
-        if out.device.type != "meta":  # of numbers alone
+        if out.device.type != "meta":  # computed from numbers only
             return out
         try:
             node = self._node_of(name, args, kwargs, out)
-        except (IndexError, TypeError) as error:  # an argument is missing here that has a name there
+        except (IndexError, TypeError) as error:  # an argument was passed by keyword
             raise NoGeneratedForm(f"{name.strip('_')} with options") from error
         if is_in_place(func):
             self._of[id(args[0])] = node
@@ -166,7 +166,7 @@ class Tracer(TorchFunctionMode):
         return self.node("where", tuple(made), out)
 
     def _promoted(self, operands: Operands, dtype: str) -> list:
-        """Return operands in the dtype that the operation computes in."""
+        """Return operands in the dtype in which the operation computes."""
         made = []
         for x in map(self.of, operands):
             if isinstance(x, Node):
@@ -203,7 +203,7 @@ class Tracer(TorchFunctionMode):
         return self.node("expand" if name in EXPANDING else "view", (x,), out)
 
     def _item(self, x: Node, index: Operand, out: Tensor) -> Node:
-        """Return the node of x[index]: entries of a table, or slices along one axis after the other."""
+        """Return the node of x[index], for entries of a table, or slices along one axis after another."""
         parts = index if isinstance(index, tuple) else (index,)
         if all(isinstance(part, Tensor) for part in parts):
             return self.node("take", (x, *map(self.of, parts)), out)
@@ -215,7 +215,7 @@ class Tracer(TorchFunctionMode):
                 axis += len(x.shape) - axes
             elif isinstance(part, slice):
                 x, axis = self._slice(x, axis, *part.indices(x.shape[axis])), axis + 1
-            elif type(part) is int:  # its axis goes at the end
+            elif type(part) is int:  # its axis is removed at the end
                 x, axis = self._narrow(x, axis, part, 1), axis + 1
             elif part is not None:
                 raise NoGeneratedForm("getitem with such indices")
@@ -241,7 +241,7 @@ class Tracer(TorchFunctionMode):
         return self.node("lt", (self.node("abs", (x,), (x.shape, x.dtype)), math.inf), out)
 
     def cast(self, x: Node, dtype: str) -> Node:
-        """Return a node in another dtype, without casts that change no number."""
+        """Return a node in another dtype, omitting casts that change no number."""
         if x.dtype == dtype:
             return x
         if x.op == "const":
@@ -259,7 +259,7 @@ class Tracer(TorchFunctionMode):
 
 
 def _computed_in(op: str, args: Operands, out: Tensor) -> str:
-    """Return the dtype in which an operation computes: of a comparison, the common one of its operands."""
+    """Return the dtype in which an operation computes, for a comparison its operands' common dtype."""
     if op not in COMPARISONS:
         return dtype_name(out.dtype)
     first, second = args
@@ -267,5 +267,5 @@ def _computed_in(op: str, args: Operands, out: Tensor) -> str:
 
 
 def _bare(x: Operand) -> Operand:
-    """Return a tensor without its memory, and other objects as they are."""
+    """Return a tensor without its memory, or another object unchanged."""
     return x.to("meta") if isinstance(x, Tensor) else x

@@ -1,4 +1,4 @@
-"""A kernel on a device: its Triton module, and one launch that updates all parameters of a table."""
+"""A kernel on a device, with its Triton module and one launch that updates all parameters of a table."""
 
 import functools
 import importlib
@@ -20,11 +20,11 @@ from halfstep_torch.storage.formats import with_blocks
 
 _BLOCK, _WARPS = 1024, 4
 OPTIONS = {"num_warps": _WARPS, "enable_fp_fusion": False}
-"""How a kernel is compiled: no product is fused with a sum (contract A2)."""
+"""Options of Triton's compiler, with no product fused with a sum (contract A2)."""
 Then = Callable[[Tensor, Tensor, int], None]
-"""A further launch, given the rows and words of a kernel, and how many addresses are in a row."""
+"""A second launch, given a kernel's rows and words, and the number of addresses in a row."""
 _ALIGNED = 16
-"""Triton compiles a kernel for the alignment of its arguments, so each table begins at such an address."""
+"""Alignment of each table, because Triton compiles a kernel for the alignment of its arguments."""
 
 
 Untyped = Any
@@ -57,7 +57,7 @@ class TritonKernel:
     """The kernel of a graph on one device.
 
     Raises:
-        NoGeneratedForm: if Triton has no form of an operation.
+        NoGeneratedForm: if an operation has no form in Triton.
         ImportError: without Triton.
 
     Example:
@@ -65,7 +65,7 @@ class TritonKernel:
     """
 
     def __init__(self, graph: Graph, stage: Stage, device: torch.device) -> None:
-        """Make the kernel of a graph of `in_powers_of_two(stage)`."""
+        """Make the kernel, given the graph of `in_powers_of_two(stage)`."""
         self._graph, self._stage, self._device, self.problem = graph, stage, device, ""
         self._text = triton_source(graph, exact_by_ptx=is_exact_by_ptx())
         self._module = module_of(self._text)
@@ -76,7 +76,7 @@ class TritonKernel:
 
     @property
     def reads_late(self) -> bool:
-        """Whether it reads a table of numbers that another kernel has written."""
+        """Whether it reads a table of numbers written by another kernel."""
         return bool(self._graph.late)
 
     def is_built(self, *, wait: bool) -> bool:
@@ -84,7 +84,7 @@ class TritonKernel:
         return True
 
     def request(self, target: tuple[str, int | str, int]) -> Request:
-        """Return the request to compile the kernel in a process for a target, as it is launched here."""
+        """Return the request to compile the kernel for a target in a process, as it is launched here."""
         pointers = ["int32", "int64", "int32", *["float32"] * (len(self._codebooks) + bool(self._graph.late))]
         return Request(self._text, target, pointers, [CHUNK], {**self._sizes, **OPTIONS})
 
@@ -103,7 +103,7 @@ class TritonKernel:
         totals: Tensor | None = None,
         then: Then | None = None,
     ) -> None:
-        """Update the parameters of a table, as `CKernel` does; `then` reads the same tables."""
+        """Update the parameters of a table, as `CKernel` does. `then` reads the same tables."""
         if self._of_table is None or self._of_table[0] is not table:
             made = DeviceTables(self._graph, self._stage, table)
             words = (len(keys) + numbers.shape[1]) * len(table) * 4
@@ -127,7 +127,7 @@ class TritonKernel:
             then(tables[1], tables[2], len(self._graph.memory))
 
     def _late(self, numbers: np.ndarray, late: tuple[int, Tensor] | None) -> Tensor:
-        """Return the numbers that the kernel reads in a table of their own; given are those of all."""
+        """Return the numbers that the kernel reads in their own table, given the numbers of all rules."""
         if late is not None:
             return late[1].contiguous()
         return torch.from_numpy(np.ascontiguousarray(numbers[:, self._graph.late])).to(self._device)
@@ -141,7 +141,7 @@ class TritonKernel:
             self._module.step[(programs,)](*tables, CHUNK, **self._sizes, **OPTIONS)
 
     def _add(self, rows: Tensor, columns: int, totals: Tensor) -> None:
-        """Add the sums of pieces of each parameter."""
+        """Add up the sums of each parameter's pieces."""
         place = 2, len(self._graph.memory) + ROW_FIELDS.index("elements")
         grid = totals.shape[1], len(self._graph.norms)
         with on_device(self._device):
@@ -152,9 +152,9 @@ class Resident:
     """A launch that reads its tables where another kernel writes them.
 
     Attributes:
-        tables: of the host, by which those on the device were made.
-        rows, words: of the device.
-        arrays: how many addresses are in a row.
+        tables: the tables on the host, from which the device's were made.
+        rows, words: the tables on the device.
+        arrays: the number of addresses in a row.
     """
 
     def __init__(self, kernel: TritonKernel, tables: DeviceTables, words: int) -> None:
@@ -172,9 +172,9 @@ class Resident:
 
 
 class Staging:
-    """Host memory that the tables of a step are copied from, without a wait.
+    """Host memory from which the tables of a step are copied, without a wait.
 
-    Two buffers are used in turn. A buffer is written again only after its last copy has ended.
+    Two buffers alternate. A buffer is written again only after its last copy has ended.
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
@@ -206,19 +206,19 @@ class Staging:
 
 
 def on_device(device: torch.device) -> Untyped:
-    """Return the context of a device, in which Triton launches there."""
+    """Return the context of a device for Triton's launches."""
     return torch.device(device) if device.type != "cuda" else torch.cuda.device(device)
 
 
 def sizes_of(graph: Graph) -> dict[str, int]:
-    """Return how many elements the two bodies of a kernel update at once."""
+    """Return the numbers of elements that a kernel's two bodies update at once."""
     width = graph.width if graph.cuts else 1
     block = max(_BLOCK, width)
     return {"BLOCK": block, "REST": block if graph.norms else max(32 * _WARPS, width)}
 
 
 def in_powers_of_two(stage: Stage) -> Stage:
-    """Return a stage with blocks of a power of two of elements, as Triton needs them."""
+    """Return a stage with block lengths that are powers of two, as Triton needs."""
     if not stage.blocks or not stage.width & (stage.width - 1):
         return stage
     if len(stage.blocks) > 1:
