@@ -40,13 +40,13 @@ BARS = {
 LABELS = {
     "halfstep_torch, full_precision": ("full_precision", -9, -3),
     "halfstep_torch, near_float32": ("near_float32", 8, -3),
-    "halfstep_torch, default": ("sixteen_bit", -1, -14),
-    "halfstep_torch, feedback": ("sixteen_bit with feedback", 8, -3),
+    "halfstep_torch, default": ("default", -1, -14),
+    "halfstep_torch, feedback": ("default with feedback", 8, -3),
     "halfstep_torch, eight_bit, feedback": ("eight_bit with feedback", 3, -16),
     "halfstep_torch, eight_bit": ("eight_bit", -5, -13),
     "halfstep_torch, one_pass": ("one_pass", -8, 2),
     "halfstep_torch, four_bit": ("four_bit", -8, -4),
-    "torchao _AdamW, stochastic": ("as sixteen_bit: torchao 16-bit,", -12, -41),
+    "torchao _AdamW, stochastic": ("as the default: torchao 16-bit,", -12, -41),
     "HeavyBall AdamW, bfloat16 state": ("", 2, 0),
     "torchastic AdamW": ("HeavyBall, torchastic, rollfast", -12, -53),
     "rollfast adamw, bfloat16 state": ("", 2, 0),
@@ -67,7 +67,7 @@ TIES = [
     "torchastic AdamW",
     "rollfast adamw, bfloat16 state",
 ]
-"""Libraries with the bytes of `sixteen_bit`, and a distance within 0.01 of its own."""
+"""Libraries with the bytes of the default, and a distance within 0.01 of its own."""
 OTHER_BATCHES = 0.12
 """The distance of a float32 run with other batches, measured in notebook 5."""
 
@@ -106,7 +106,7 @@ def _scatter(axes: Axes, record: dict, look: dict[str, str]) -> None:
     for name, (size, distance) in points(record).items():
         ours = name.startswith(OURS)
         color = look["ours" if ours else "theirs"]
-        # Libraries that tie with sixteen_bit are drawn beside it: points that coincide would hide each other.
+        # Libraries that tie with the default are drawn beside it: points that coincide would hide each other.
         aside = TIES.index(name) * 0.16 + 0.18 if name in TIES else 0
         axes.plot(
             size + aside, distance, color=color, ls="", marker="o" if ours else "s", ms=8 if ours else 5
