@@ -1,7 +1,7 @@
 """The step of one kind of parameter: the rules of a chain in order, then the weight storage.
 
-A `Plan` is all that is fixed before numbers are known. It is cut into stages, each of which sees all of a
-parameter before the next begins.
+A `Plan` contains everything except numbers. It is cut into stages, and each stage finishes a whole parameter
+before the next begins.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ class Stream(NamedTuple):
     """Random words that a step reads.
 
     Attributes:
-        seed: of the words.
-        prefix: the text before the name of the leaf.
-        before: whether the words are of the step before.
-        roles: whose keys are read.
+        seed: the seed of the words.
+        prefix: the text before the leaf name.
+        before: whether the words belong to the step before.
+        roles: the roles with keys to read.
     """
 
     seed: int
@@ -48,9 +48,9 @@ class ScalingStages(NamedTuple):
     """The two stages of a step in which a rule scales by norms (`scaling.py`).
 
     Attributes:
-        place: of the rule in the plan.
-        measure: computes the update that comes to it, for the norms.
-        apply: changes weights and state.
+        place: the place of the rule in the plan.
+        measure: the stage that computes the incoming update, for the norms.
+        apply: the stage that changes weights and state.
     """
 
     place: int
@@ -63,14 +63,14 @@ class Plan:
     """The step of one parameter.
 
     Attributes:
-        rules: in the order of the chain.
-        rule_indices: of each rule, the index of its link in the chain.
-        sources: of each rule's word sources, which of the plan's distinct streams it is of, its role,
-            and whether they are mixed.
-        streams: the distinct ones.
-        wrapped: how many rules before the last see the float32 weights that it keeps.
-        dtype: of the weights.
-        maximize: ascend.
+        rules: the rules, in the order of the chain.
+        rule_indices: the index of each rule's link in the chain.
+        sources: for each word source of each rule, the index of its stream, its role, and whether the words
+            are mixed.
+        streams: the distinct streams.
+        wrapped: the number of rules before the last that get the float32 weights it keeps.
+        dtype: the dtype of the weights.
+        maximize: whether to ascend.
     """
 
     rules: tuple[BoundRule, ...]
@@ -83,7 +83,7 @@ class Plan:
 
     @functools.cached_property
     def bounds(self) -> list[range]:
-        """The rules of each stage: the step is cut around every rule that is not elementwise."""
+        """The rules of each stage, with a cut around every rule that is not elementwise."""
         alone = [i for i, rule in enumerate(self.rules) if rule.scope != "elementwise"]
         cuts = sorted({0, len(self.rules), *alone, *(i + 1 for i in alone)})
         return [range(i, j) for i, j in itertools.pairwise(cuts)] or [range(0)]
@@ -108,7 +108,7 @@ class Plan:
 
     @functools.cached_property
     def scaling(self) -> ScalingStages | None:
-        """The stages of kernels if the only rule that is not elementwise may scale by norms."""
+        """The stages for kernels, if the only rule that is not elementwise may scale by norms."""
         alone = [i for i, rule in enumerate(self.rules) if rule.scope != "elementwise"]
         if len(alone) != 1 or not may_scale(self.rules[alone[0]]):
             return None
@@ -119,12 +119,12 @@ class Plan:
 
     @functools.cached_property
     def padded_stages(self) -> tuple[Stage, ...]:
-        """The stages as they run on rows, shared by plans that differ only in short blocks."""
+        """The stages on rows, shared by plans that differ only in short blocks."""
         return _interned(tuple(stage.padded for stage in self.stages))
 
     @functools.cached_property
     def shared(self) -> tuple:
-        """The part of a plan that parameters stepped together share; one object for equal parts."""
+        """The part of a plan shared by parameters stepped together, one object for equal parts."""
         return _interned((self.rule_indices, self.streams, self.padded_stages))
 
     def within(self, window: Window) -> "Plan":
@@ -146,7 +146,7 @@ class Plan:
 
     @functools.cached_property
     def second_moments(self) -> list[tuple[StoredMoment, StoredMoment]]:
-        """Pairs of a second moment and the moment that is stored in units of it."""
+        """Pairs of a second moment and the moment stored in units of it."""
         named = [({x.name: x for x in rule.moments}, x) for rule in self.rules for x in rule.moments]
         return [(of_rule[x.second], x) for of_rule, x in named if x.second in of_rule]
 
@@ -162,7 +162,7 @@ class Plan:
 
 @functools.cache
 def _interned(parts: tuple) -> tuple:
-    """Return, of equal tuples, always the same object."""
+    """Return the same object for all equal tuples."""
     return parts
 
 
@@ -180,7 +180,7 @@ def make_plan(
 ) -> Plan:
     """Make the plan of one kind of parameter from each link's bound rule, None for a link without effect.
 
-    `wrapped_links` links before the last see the float32 weights that the last keeps.
+    The `wrapped_links` links before the last get the float32 weights that the last keeps.
     """
     chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
     distinct: dict[tuple[int | None, str, bool], dict[int, None]] = {}
@@ -209,7 +209,7 @@ def make_plan(
 def bind_rules(
     links: Sequence[Link], caller: str, values: Sequence[Values], info: ParamInfo
 ) -> list[BoundRule | None]:
-    """Bind each link to a kind of parameter, given the values that `read` returned for it."""
+    """Bind each link to a kind of parameter, given the values from its `read`."""
     rules: list[BoundRule | None] = []
     wrapped_from = len(links)
     for i, (link, h) in reversed(list(enumerate(zip(links, values, strict=True)))):

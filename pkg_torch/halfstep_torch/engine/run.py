@@ -1,4 +1,4 @@
-"""Running the stages of a batch: by one call of a kernel, or in plain torch."""
+"""Running the stages of a batch, by one call of a kernel or in plain torch."""
 
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -16,18 +16,18 @@ from halfstep_torch.engine.slots import Slot
 from halfstep_torch.numbers.exact import looking_at_numbers
 
 Leaving = Generator[Sequence, None, Mapping[int, Tensor]]
-"""Yields requests to other processes, and returns the updates that parameters leave, by slot."""
+"""Generator of requests to other processes, which returns the outgoing updates by slot."""
 StepApart = Callable[[Batch, int, Mapping[int, Tensor]], Leaving]
-"""Runs a stage, by its place, on slots that wait for other processes, given the updates that come to it."""
+"""Function that runs a stage, given by place, on slots that wait for other processes, with their updates."""
 
 TOGETHER = 1 << 22
-"""Elements whose float32 updates are kept at once between stages."""
+"""Elements with float32 updates kept at the same time between stages."""
 
 
 def run_batch(
     batch: Batch, step_apart: StepApart, scaled: ScaledStep | None = None
 ) -> list[tuple[Walk, Sequence]]:
-    """Step the slots of a batch in place; return walks that wait for other processes, with their requests.
+    """Step the slots of a batch in place. Return walks that wait for other processes, with their requests.
 
     `scaled` has the kernels of a batch in which a rule scales by norms.
     """
@@ -44,13 +44,13 @@ def run_batch(
     for walk in itertools.chain(walks, (_walk(batch, places, step_apart) for places in _groups(batch, rest))):
         if (asked := next(walk, None)) is not None:
             waiting.append((walk, asked))
-    # Kernels write to memory by its address: autograd must learn that the weights changed.
+    # Kernels write to memory by address, so autograd must be told that the weights changed.
     torch.autograd.graph.increment_version(batch.owners)
     return waiting
 
 
 def _is_stepped_lazily(batch: Batch, place: int) -> bool:
-    """Step a long parameter in pieces, if its rules can; return whether that was done."""
+    """Step a long parameter in pieces if its rules allow it. Return whether it was stepped."""
     slot = batch.slots[place]
     if slot.waits or slot.needs_whole or not may_be_lazy(slot.plan, slot.param.shape, slot.param.device):
         return False
@@ -59,7 +59,7 @@ def _is_stepped_lazily(batch: Batch, place: int) -> bool:
 
 
 def _groups(batch: Batch, places: Sequence[int]) -> list[list[int]]:
-    """Return the places of slots that go through all stages together."""
+    """Return groups of slots that run through all stages together, by place."""
     if len(batch.plan.stages) == 1:
         return [list(places)] if places else []
     groups, room = [], 0
@@ -82,7 +82,7 @@ def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
             waits = {place: u for place, u in arriving.items() if batch.slots[place].waits}
             leaving = {}
             for place in [place for place in arriving if place not in waits]:
-                # An update goes when another takes its place.
+                # An update is freed when the next replaces it.
                 leaving[place] = step_array(batch, k, place, arriving.pop(place))
             if waits:
                 leaving |= yield from step_apart(batch, k, waits)
@@ -107,18 +107,18 @@ def _walk(batch: Batch, places: Sequence[int], step_apart: StepApart) -> Walk:
 
 
 def _addresses(places: Sequence[int], arrays: Mapping[int, Tensor]) -> np.ndarray:
-    """Return where the arrays of slots are, given by place."""
+    """Return the addresses of slots' arrays, given by place."""
     return np.array([arrays[i].data_ptr() for i in places], np.int64)
 
 
 def _is_short(slot: Slot, k: int, g: Tensor) -> bool:
-    """Whether a parameter with whole blocks costs less to copy next to others than to step alone."""
+    """Whether copying a parameter with whole blocks next to others costs less than a separate step."""
     short = slot.param.numel() <= piece_length(slot.param.device) // 4
     return short and slot.is_flat(g) and all(x.run is None for x in slot.plan.stages[k].blocks)
 
 
 def _alike(batch: Batch, k: int, places: Sequence[int]) -> list[list[int]]:
-    """Return places of slots with equal stages and counts, with the elements of a piece at most."""
+    """Return places of slots with equal stages and counts, at most a piece of elements together."""
     alike: dict[tuple, list[list[int]]] = {}
     filled: dict[tuple, int] = {}
     for place in places:
@@ -177,7 +177,7 @@ def _update_like(slot: Slot) -> Tensor:
 
 @looking_at_numbers()
 def step_array(batch: Batch, k: int, place: int, u: Tensor, op: SharedNorms | None = None) -> Tensor:
-    """Run the k-th stage on the local part of a parameter, in its shape; return the outgoing update."""
+    """Run the k-th stage on the local part of a parameter, in its shape, and return the update."""
     stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.host_keys[:, place].tolist()
     numbers = batch.stage_numbers(k)[batch.steps[place]]
     state = {name: slot.state[name].reshape(-1).to(batch.device) for name in stage.arrays}

@@ -1,4 +1,4 @@
-"""Stepping a batch in which a rule scales by norms, with kernels that keep no update (`scaling.py`).
+"""Steps of a batch with a rule that scales by norms, with kernels that keep no update (`scaling.py`).
 
 squares                the sums of squares of updates and weights
 or largest, integers   of exact norms: first the largest magnitude, and then the sums in units of it
@@ -29,14 +29,14 @@ from halfstep_torch.numbers.global_norm import roots_of
 from halfstep_torch.numbers.norms import PIECE, norms_of_sums
 
 Walk = Generator[Sequence, None, None]
-"""Steps slots in place; yields requests to other processes."""
+"""Generator that steps slots in place and yields requests to other processes."""
 _GRADIENT = len(FIELDS) + 1
 
 
 def numbers_of_two(rules: Sequence[Values], place: int) -> tuple[tuple, tuple]:
-    """Return the numbers of both stages, given the numbers of the plan's rules; `SCALED` has none yet.
+    """Return the numbers of both stages, given the numbers of the plan's rules. `SCALED` has none yet.
 
-    The numbers of the scaling rule go with the first stage, for the kernel that follows it on a device.
+    The numbers of the scaling rule are in the first stage, for the kernel that follows it on a device.
     """
     before, after = rules[:place], rules[place + 1 :]
     return (*before, rules[place]), (*before, Scale(1.0, 1.0), *after)
@@ -46,7 +46,7 @@ class ScaledStep:
     """The kernels of a batch, and their tables.
 
     Attributes:
-        kernels: those that measure, and the one that changes weights and state.
+        kernels: the kernels that measure, and the kernel that changes weights and state.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -86,7 +86,7 @@ class ScaledStep:
             return None
 
     def walk(self, batch: Batch, tables: "Tables", arriving: Mapping[int, Tensor]) -> Walk:
-        """Step the slots of tables; yield requests to other processes, if slots wait for them."""
+        """Step the slots of tables. Yield requests to other processes if slots wait for them."""
         places = tables.places
         for table in (tables.measure, tables.apply):
             table[:, _GRADIENT] = [arriving[place].data_ptr() for place in places]
@@ -165,7 +165,7 @@ class ScaledStep:
 
     def tables(self, batch: Batch, arriving: Mapping[int, Tensor]) -> "Tables":
         """Return the tables of a batch, with the slots that kernels can update."""
-        if self._made is None or batch.slots[0].gathered:  # into other memory in each step
+        if self._made is None or batch.slots[0].gathered:  # its memory changes in each step
             self._made = Tables(batch, [*self._measures.values()], self._apply, arriving)
         return self._made
 
@@ -177,10 +177,10 @@ def _row(asked: Asked) -> int:
 
 
 class _Shares:
-    """What this process has of the norms of sharded parameters, and what all have together.
+    """This process's shares in the norms of sharded parameters, and the totals over processes.
 
     Attributes:
-        there: whether there is any.
+        there: whether there are any shares.
     """
 
     def __init__(self, slots: Sequence[Slot], asked: Sequence[Asked]) -> None:
@@ -189,7 +189,7 @@ class _Shares:
         self.there = bool(self._slots)
 
     def of(self, kinds: Mapping[str, Mapping[Asked, Tensor]]) -> list[Share]:
-        """Return the shares in arrays whose last axis has a number for each parameter."""
+        """Return the shares in arrays with a number for each parameter along the last axis."""
         self._waiting = []
         for kind, arrays in kinds.items():
             for j, asked in enumerate(self._asked):
@@ -202,7 +202,7 @@ class _Shares:
         return [share for share, _ in self._waiting]
 
     def take(self) -> None:
-        """Write what all processes have together into the arrays."""
+        """Write the totals over processes into the arrays."""
         for share, here in self._waiting:
             here.copy_(share.value)
 
@@ -211,8 +211,8 @@ class Tables:
     """The tables of kernels, and the memory of sums.
 
     Attributes:
-        places: of the slots that kernels can update; `rest` of the others.
-        measure, apply: tables.
+        places: the places of the slots that kernels can update. `rest` has the other places.
+        measure, apply: the tables of these kernels.
     """
 
     def __init__(

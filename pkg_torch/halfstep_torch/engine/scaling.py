@@ -1,6 +1,6 @@
-"""A rule that multiplies an update by one number, which norms give: the trust ratio of LAMB.
+"""A rule that multiplies an update by one number computed from norms, such as LAMB's trust ratio.
 
-Plain steps keep the update of a parameter until its norm is known. Kernels keep none: they compute the update
+Plain steps keep a parameter's update until its norm is computed. Kernels keep no update, and compute it
 twice, first for the norms and then for the weights.
 
     measure   the rules before, and `NORMS`: nothing is written but sums of squares
@@ -22,26 +22,26 @@ from halfstep_torch.numbers.op import BareOperand, TorchOp, tensor_numbers
 from halfstep_torch.storage.stored_moment import Arrays, Words
 
 WEIGHTS = "weights"
-"""What `NORMS` adds to the arrays of a stage: the float32 weights that the rule in its place sees."""
+"""Name of an array that `NORMS` adds to a stage, the float32 weights as the scaling rule gets them."""
 
 
 Norms = Tensor | tuple[Tensor, Tensor]
-"""Of parameters the norms, and those of 2^-64 times them."""
+"""Norms of arrays, or a pair with the norms of 2^-64 times the arrays."""
 
 
 class Asked(NamedTuple):
-    """A norm that a rule asks for: of its update or of the weights."""
+    """A norm that a rule needs, of its update or of the weights."""
 
     of_update: bool
     exact: bool
 
 
 class Scale(NamedTuple):
-    """The numbers of `SCALED`: the update becomes ratio (scale u)."""
+    """The numbers of `SCALED`, which returns ratio (scale u)."""
 
-    # Tensors here, and operands of a graph where a kernel is traced.
+    # Any: tensors, or operands of a graph while a kernel is traced.
     ratio: Any
-    # Likewise.
+    # Any: as `ratio`.
     scale: Any
 
 
@@ -80,12 +80,12 @@ SCALED, NORMS = BoundRule(_Scaled(), wide_weights=False), _BoundNorms(_Norms())
 
 
 def may_scale(rule: BoundRule) -> bool:
-    """Whether a rule may multiply its update by a number that norms give; `scale_of` finds out."""
+    """Whether a rule may multiply its update by a number from norms, as `scale_of` then finds out."""
     return rule.scope == "parameter" and rule.rule.needs == "norms" and not rule.moments
 
 
 class NotScaling(Exception):
-    """Raised where a rule does something else than to multiply its update by a number."""
+    """Raised if a rule does more than multiply its update by a number."""
 
 
 def scale_of(
@@ -94,14 +94,14 @@ def scale_of(
     """Return the numbers of `SCALED` for parameters on a device, given the `norms` of each, in columns.
 
     Raises:
-        NotScaling: if the rule does something else.
+        NotScaling: if the rule does more than that.
     """
     op = _ScaleOp(norms)
     if rule.tensor_numbers:
         numbers = tensor_numbers(numbers, device)
     try:
         left = rule.rule.update(op.update, op.weights, numbers, Moments(rule.rule.name, {}), op)
-    except Exception as error:  # of a rule that does more with arrays than these can
+    except Exception as error:  # from an operation that these arrays do not support
         raise NotScaling(str(error)) from error
     if op.left is None or left is not op.left or op.shape is None:
         raise NotScaling("an update that is not op.scaled(g, ...)")
@@ -110,10 +110,10 @@ def scale_of(
 
 
 def asked_norms(rule: BoundRule, numbers: Values) -> list[Asked]:
-    """Return the norms that a rule asks for, in its order.
+    """Return the norms that a rule needs, in its order.
 
     Raises:
-        NotScaling: if the rule does something else than to multiply its update by a number of theirs.
+        NotScaling: if the rule does more than multiply its update by a number from these norms.
     """
     asked: list[Asked] = []
 
@@ -126,7 +126,7 @@ def asked_norms(rule: BoundRule, numbers: Values) -> list[Asked]:
 
 
 class _ScaleOp(TorchOp):
-    """The operations of a rule on numbers of many parameters; the arrays are names without elements."""
+    """The operations of a rule on numbers of many parameters, with names in place of arrays."""
 
     def __init__(self, norms: Callable[[Asked], Norms]) -> None:
         self.update, self.weights = object(), object()
@@ -142,7 +142,7 @@ class _ScaleOp(TorchOp):
         return found
 
     def scaled(self, x: object, ratio: BareOperand, scale: BareOperand = 1.0) -> object:  # pyright: ignore
-        """Note what the update is multiplied by."""
+        """Record the factors of the update."""
         if x is not self.update:
             raise NotScaling("another array than the update")
         self.left = Scale(ratio, scale)
@@ -155,7 +155,7 @@ class _ScaleOp(TorchOp):
 
     @staticmethod
     def apply(function: Callable, *xs: BareOperand) -> Tensor:
-        """Return function(*xs), of the numbers of each parameter alone, as 0-d tensors."""
+        """Return function(*xs), computed for each parameter separately on 0-d tensors."""
         shape = torch.broadcast_shapes(*(x.shape for x in xs if isinstance(x, Tensor)))
         if not shape:
             return function(*xs)

@@ -19,13 +19,13 @@ _AHEAD = 1 << 10  # steps that a copy makes at once
 
 
 class SchedulerRates:
-    """The rates that come, from a copy of a scheduler that runs ahead with groups of its own.
+    """The coming rates, from a copy of a scheduler that runs ahead with its own groups.
 
-    They are known while the scheduler is stepped once after each step, and gives what its copy gave.
+    They are known while the scheduler is stepped once after each step and its rates match the copy's.
     Otherwise it is logged once that they are unknown. The scheduler is not kept alive.
 
     Attributes:
-        holds: whether nothing has contradicted the scheduler yet.
+        holds: whether all steps so far matched the copy.
     """
 
     def __init__(self, caller: str, scheduler: LRScheduler) -> None:
@@ -34,17 +34,17 @@ class SchedulerRates:
         self._run_ahead(scheduler)
 
     def restart(self) -> None:
-        """Begin anew, as after a load."""
+        """Start again, as after a load."""
         self.holds, self._start, self._rates = True, 0.0, np.zeros((0, 0))
         self._made: dict[int, _Made] = {}
 
     def of_group(self, index: int, rate: Scalar) -> "RateNow":
-        """Return what a group reads as lr: its rate, and what follows."""
+        """Return a group's lr, with its current and its coming rates."""
         scheduler = self._scheduler()
         return RateNow(self, index, float(rate), None if scheduler is None else _position(scheduler))
 
     def coming(self, now: "RateNow", step: int, steps: int) -> np.ndarray | None:
-        """Return the float32 rates of a group in the steps after `step`; None if they are unknown."""
+        """Return the float32 rates of a group in the steps after `step`, or None if they are unknown."""
         scheduler = self._scheduler()
         if not self.holds or scheduler is None or now.position is None:
             return None
@@ -67,7 +67,7 @@ class SchedulerRates:
         )
 
     def _run_ahead(self, scheduler: LRScheduler) -> None:
-        """Set the rates of all groups, a row for each step from now on; past the last step they stay."""
+        """Set the rates of all groups, a row for each coming step. After the last row they stay constant."""
         groups = [_copied(group) for group in scheduler.optimizer.param_groups]
         shadow = torch.optim.SGD([{"params": [torch.zeros(())]} for _ in groups], lr=0.0)
         for own, group in zip(shadow.param_groups, groups, strict=True):
@@ -75,7 +75,7 @@ class SchedulerRates:
         ahead = copy.deepcopy(scheduler, {id(scheduler.optimizer): shadow})
         rows = [[float(group["lr"]) for group in groups]]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an optimizer that makes no step
+            warnings.simplefilter("ignore")  # from an optimizer that is never stepped
             for _ in range(_AHEAD):
                 try:
                     ahead.step()
@@ -88,13 +88,13 @@ class SchedulerRates:
 
 @dataclasses.dataclass(frozen=True)
 class RateNow:
-    """The rate of a group in a step, which is what a schedule is to a link.
+    """The rate of a group in a step, in the form of a schedule.
 
     Attributes:
-        source: what tells those that come.
-        index: of the group.
+        source: the source of coming rates.
+        index: the index of the group.
         rate: its rate.
-        position: of the scheduler; None if it is gone.
+        position: the step of the scheduler, or None if it was freed.
     """
 
     source: SchedulerRates
@@ -107,7 +107,7 @@ class RateNow:
         return self.rate
 
     def ahead(self, step: int, steps: int) -> np.ndarray | None:
-        """Return the float32 rates of the steps after `step`, where they are known."""
+        """Return the float32 rates of the steps after `step`, or None if they are unknown."""
         return self.source.coming(self, step, steps)
 
 
@@ -116,7 +116,7 @@ class _Made:
     """The last step of a group.
 
     Attributes:
-        position: of the scheduler.
+        position: the step of the scheduler.
         before: the largest count of a parameter before that position.
         largest: the largest count now.
         moved_by_one: whether the scheduler had moved by one step.
@@ -128,7 +128,7 @@ class _Made:
     moved_by_one: bool = True
 
     def is_first(self, position: float, step: int) -> bool:
-        """Add a parameter's step, given its count; whether no other step was at this position."""
+        """Add a parameter's step, given its count. Return whether it is the first at this position."""
         if position != self.position:
             self.moved_by_one = position == self.position + 1
             self.position, self.before = position, self.largest
@@ -137,11 +137,11 @@ class _Made:
 
 
 def check_scheduler(caller: str, scheduler: object, optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """Return a scheduler whose rates depend on nothing but its steps; refuse any other object.
+    """Return a scheduler if its rates depend only on its steps.
 
     Raises:
-        TypeError: if it is no scheduler of torch, or needs a metric.
-        ValueError: if it is another optimizer's.
+        TypeError: if it is not a scheduler of torch, or needs a metric.
+        ValueError: if it belongs to another optimizer.
     """
     remedy = "Pass a scheduler of torch.optim.lr_scheduler, or lr as a function of the step."
     if not isinstance(scheduler, LRScheduler):
@@ -160,13 +160,13 @@ def check_scheduler(caller: str, scheduler: object, optimizer: torch.optim.Optim
 
 
 def _copied(group: Group) -> Group:
-    """Return a group's entries without parameters; tensors are written in place, so they are copied."""
+    """Return a group's entries without parameters. Tensors are copied, because they are written in place."""
     entries = {key: x for key, x in group.items() if key not in ("params", "param_names")}
     return {key: x.clone() if isinstance(x, Tensor) else x for key, x in entries.items()}
 
 
 def _position(scheduler: LRScheduler) -> float:
-    """Return how many steps a scheduler has made; of a chain of schedulers, the first of them."""
+    """Return the steps made by a scheduler, or by the first in a chain of schedulers."""
     if hasattr(scheduler, "last_epoch"):
         return scheduler.last_epoch
     waiting: list[object] = [scheduler.state_dict()]

@@ -1,4 +1,4 @@
-"""What must not interfere with a step: autograd, Dynamo, `torch.autocast`, other threads, signals."""
+"""Protection of a step from autograd, Dynamo, `torch.autocast`, other threads and signals."""
 
 import contextlib
 import functools
@@ -14,18 +14,18 @@ import torch
 _Arguments = ParamSpec("_Arguments")
 _Returned = TypeVar("_Returned")
 _ALL = sorted(signal.valid_signals())
-# Without the wrapper that makes an enum of each, and takes longer than all the rest.
+# Without the wrapper, which converts each result to an enum and is slow.
 _handler_of = getattr(signal, "_signal", signal).getsignal
 
 
 def undisturbed(step: Callable[..., None]) -> Callable[..., None]:
     """Keep `torch.autocast` and other threads out of a step.
 
-    Threads that share an optimizer take their steps one after the other.
+    Threads that share an optimizer step one after another.
     """
 
     @functools.wraps(step)
-    def run(self: Any, *args: Any, **options: Any) -> None:  # an optimizer, and what its step takes
+    def run(self: Any, *args: Any, **options: Any) -> None:  # an optimizer, and the arguments of its step
         with self._lock:
             enabled = [*filter(torch.is_autocast_enabled, ("cpu", "cuda", "xpu", "mps"))]
             if not enabled:
@@ -60,7 +60,7 @@ def _locks(arguments: Iterable[object]) -> Iterator[Any]:  # of optimizers, also
 
 
 def unwrapped(optimizer: object) -> object:
-    """Return the optimizer inside a wrapper, as that of accelerate or Lightning; anything else as it is."""
+    """Return the optimizer inside a wrapper of accelerate or Lightning, or another object unchanged."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
@@ -71,12 +71,12 @@ def call_untraced(step: Callable[[], _Returned]) -> _Returned:
     grad_mode = torch.is_grad_enabled()
     try:
         torch.set_grad_enabled(False)
-        # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host. To
-        # disable it imports it, which takes seconds, and nobody traces before it is imported.
+        # This is a graph break in a compiled training step, because Dynamo must not trace NumPy on the host.
+        # Disabling Dynamo imports it, which takes seconds, and nothing is traced before the import.
         untraced = torch.compiler.disable(step) if "torch._dynamo" in sys.modules else step
         return untraced()  # pyright: ignore
     finally:
-        # Twice: the handler of a signal may raise in the first. `torch.no_grad` would leave them off.
+        # Twice, because a signal handler may raise in the first. `torch.no_grad` would leave gradients off.
         try:
             torch.set_grad_enabled(grad_mode)
         finally:
@@ -84,15 +84,15 @@ def call_untraced(step: Callable[[], _Returned]) -> _Returned:
 
 
 def is_capturing() -> bool:
-    """Whether the current stream records a CUDA graph, in which nothing may wait for the device."""
+    """Whether the current stream records a CUDA graph, which must not wait for the device."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class SignalsWait:
-    """A context that delays signals to its end; a second signal of one kind is handled at once.
+    """A context that delays signals to its end. A second signal of the same kind is handled at once.
 
-    Python runs handlers between any two of its instructions, in the main thread alone. The handler of SIGINT
-    raises KeyboardInterrupt there: between two arrays of a parameter, or between its weights and its count.
+    Python runs handlers between any two instructions, only in the main thread. So the SIGINT handler may
+    raise KeyboardInterrupt between two arrays of a parameter, or between its weights and its count.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class SignalsWait:
             try:
                 for number in self._handlers:
                     signal.signal(number, self._keep)
-            except BaseException:  # raised by the handler of a signal that comes before it is told to wait
+            except BaseException:  # raised by a signal handler before it is delayed
                 self.__exit__()
                 raise
 
@@ -119,7 +119,7 @@ class SignalsWait:
             self._came[number] = frame
 
     def __exit__(self, *_: object) -> None:
-        self._over = True  # whatever happens from here on, the handlers run
+        self._over = True  # from here on handlers run at once
         try:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -128,7 +128,7 @@ class SignalsWait:
                 self._handle_kept()
 
     def _handle_kept(self) -> None:
-        """Run the handlers of delayed signals, oldest first; all of them, even if one raises."""
+        """Run the handlers of all delayed signals, oldest first, even if one raises."""
         number = next(iter(self._came))
         frame = self._came.pop(number)
         try:

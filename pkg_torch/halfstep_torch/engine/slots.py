@@ -1,4 +1,4 @@
-"""Parameters in a step: their weights, gradients and state in this process, and the plan of their step."""
+"""Parameters in a step, with their weights, gradients and state in this process, and their plan."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -16,24 +16,24 @@ from halfstep_torch.storage.stored_moment import State
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A parameter in a step, all of it in this process. `PartSlot` is for sharded parameters.
+    """A whole parameter in a step. `PartSlot` is for sharded parameters.
 
     Attributes:
         owner: the parameter, with a gradient.
         name: the leaf name.
-        plan: of the step of the elements here.
-        window: which elements are stepped here.
-        whole_plan: that of the step of all elements; by default the same.
-        param: the weights here: the parameter itself, or what of it is in this process.
-        counter: the count that the state holds.
-        arrays: its state arrays, as the state holds them.
-        state: of each what is here, row-major.
-        gathered: whether what is here, of a sharded parameter, is all of it, in memory of ours.
-        index: of the parameter among those of the step: an order that all processes share.
-        has_all: whether it is all that this process has of the parameter, whose gradient is beside it.
-        exchanges: whether processes exchange anything in every step of the slot.
-        waits: whether a rule sees elements of the parameter that are not here.
-        ends: whether the parameter is stepped once the slot is.
+        plan: the plan for the elements in this process.
+        window: the range of elements stepped in this process.
+        whole_plan: the plan for all elements, by default the same.
+        param: the weights in this process, the parameter itself or its local part.
+        counter: the count in the state.
+        arrays: the state arrays, as in the state.
+        state: the local part of each array, row-major.
+        gathered: whether a sharded parameter was gathered as a whole, into our own memory.
+        index: the index of the parameter in the step, the same in all processes.
+        has_all: whether the slot is the whole local part of the parameter, next to its gradient.
+        exchanges: whether processes exchange words in every step of the slot.
+        waits: whether a rule needs elements of the parameter in other processes.
+        ends: whether the parameter's step ends with this slot.
         needs_whole: whether a step in pieces has failed.
     """
 
@@ -56,12 +56,12 @@ class Slot:
 
     @property
     def held(self) -> Tensor:
-        """The tensor whose placement decides which processes hold the elements."""
+        """The tensor with the placement of the elements in processes."""
         return self.owner
 
     @property
     def step(self) -> int:
-        """The count after this step, as long as it is not counted."""
+        """The count after this step, before it is incremented."""
         return min(int(self.counter) + 1, LAST_STEP)
 
     @property
@@ -72,7 +72,7 @@ class Slot:
         return grad.detach() if grad.requires_grad else grad
 
     def indices(self, start: int, stop: int) -> Tensor:
-        """Return the row-major indices in the parameter, int64, of a range of the elements here."""
+        """Return the row-major indices in the parameter, int64, for a range of local elements."""
         return self.window.indices(torch.arange(start, stop, device="cpu"))
 
     def is_flat(self, g: Tensor) -> bool:
@@ -85,7 +85,7 @@ class Slot:
         self.param = self.owner
 
     def attach(self, caller: str, state: State) -> None:
-        """Read the parameter's state: make zeros at the first step, and check what is there at later ones."""
+        """Read the parameter's state. The first step makes zeros, and later steps check the arrays."""
         specs = self.whole_plan.arrays
         # A momentum that was 0 until now had no buffer.
         missing = self.new_arrays([key for key in specs if key not in state])
@@ -104,7 +104,7 @@ class Slot:
             check_state_array(caller, self.name, key, spec, state[key], self.owner)
 
     def new_arrays(self, keys: Iterable[str]) -> dict[str, Tensor]:
-        """Return some of the state arrays of a parameter that was never stepped."""
+        """Return some initial state arrays of a parameter."""
         return {key: self.plan.arrays[key].new(self.owner) for key in keys}
 
 
@@ -118,7 +118,7 @@ def whole_slot(param: Tensor, name: str, plan: Plan) -> Slot:
 
 
 def new_count() -> Tensor:
-    """Return the count of a parameter that was never stepped."""
+    """Return the count of a parameter before its first step."""
     return torch.tensor(0, dtype=torch.int64, device="cpu")
 
 

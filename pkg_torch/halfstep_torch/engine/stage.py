@@ -1,4 +1,4 @@
-"""A stage of a step: rules that run as one, a pure function of tensors in eager mode and in compiled code."""
+"""A stage of a step: rules that run together, as a pure function of tensors, eager or compiled."""
 
 import dataclasses
 import functools
@@ -22,28 +22,28 @@ from halfstep_torch.weights.weight_rule import BoundWeights, applied, apply_upda
 
 # A compiled kernel has the length of a block as a constant.
 LONGEST_BLOCK = 1 << 16
-# Elements of a row where no format asks for a length. 2^32 is a multiple: no row has two high halves of an
+# Elements of a row if no format has a block length. It divides 2^32, so no row has two high halves of an
 # index.
 _WIDTH = 256
 
 Columns = Sequence[tuple[Array, dict[int, Array]]]
-"""Of each stream of random words its k0, and of each role its k1."""
+"""Keys of each stream of random words, its k0 and the k1 of each role."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Rules that run as one. Equal stages share a compiled kernel: no seed and no number is part of a stage.
+    """Rules that run together. A stage has no seeds or numbers, so equal stages share a compiled kernel.
 
     Attributes:
-        rules: of the stage, in the order of the chain.
-        sources: of each rule's word sources, which of the plan's distinct streams it is of, its role,
-            and whether they are mixed.
-        roles: of each distinct stream of the plan, the roles whose keys are read.
-        weights: what applies the update to the weights, or knows them best.
-        wrapped: of each rule, whether it sees the weights as `weights` knows them.
-        dtype: of the weights.
-        negates: whether what comes in is to be negated.
-        applies: whether the stage changes the weights; else it leaves an update in float32.
+        rules: the rules of the stage, in the order of the chain.
+        sources: for each word source of each rule, the index of its stream in the plan, its role, and whether
+            the words are mixed.
+        roles: the roles with keys to read, for each stream of the plan.
+        weights: the rule that applies the update to the weights, or keeps them in float32.
+        wrapped: whether each rule gets the float32 weights of `weights`.
+        dtype: the dtype of the weights.
+        negates: whether to negate the incoming update.
+        applies: whether the stage changes the weights. Otherwise it returns an update in float32.
     """
 
     rules: tuple[BoundRule, ...]
@@ -56,7 +56,7 @@ class Stage:
     applies: bool
 
     def __hash__(self) -> int:
-        return self._hash  # asked for at every step
+        return self._hash  # used at every step
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -64,17 +64,17 @@ class Stage:
 
     @functools.cached_property
     def scope(self) -> str:
-        """What the rules see, as `Rule.scope` has it; a rule of another scope than "elementwise" is alone."""
+        """The scope of the rules. A rule with another scope than "elementwise" is alone in its stage."""
         return self.rules[0].scope if self.rules else "elementwise"
 
     @property
     def needs_only_update(self) -> bool:
-        """Whether a rule reads only its update and keeps no state, as `Rule.needs` has it."""
+        """Whether a rule reads only its update and keeps no state (`Rule.needs`)."""
         return not self.applies and any(rule.rule.needs == "update" for rule in self.rules)
 
     @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:
-        """State arrays of the rules, by name, and those that the weights are read from."""
+        """State arrays by name, of the rules and for the weights."""
         rules = [*self.rules, self.weights] if any(self.wrapped) else self.rules
         return {name: array for rule in rules for name, array in rule.arrays.items()}
 
@@ -89,10 +89,10 @@ class Stage:
 
     @functools.cached_property
     def padded(self) -> "Stage":
-        """The stage on rows of one block of the coarsest cut; short blocks are padded.
+        """The stage on rows of one block of the coarsest cut, with short blocks padded.
 
-        The stage itself where a block is cut by others, or too long to be a constant of a kernel: then a row
-        holds whole runs.
+        It is the stage itself if other blocks cut a block, or if a block is too long for a kernel's constant.
+        Then a row holds whole runs.
         """
         if not self.blocks or not self._nested or self.blocks[0].size > LONGEST_BLOCK:
             return self
@@ -102,12 +102,12 @@ class Stage:
 
     @property
     def compiles(self) -> bool:
-        """Whether the stage, of whole blocks, can be a compiled kernel."""
+        """Whether the stage, with whole blocks, can be a compiled kernel."""
         return self.scope == "elementwise" and self._nested and self.width <= LONGEST_BLOCK
 
     @property
     def _nested(self) -> bool:
-        """Whether a block of the coarsest cut is made of whole blocks of every other cut."""
+        """Whether each block of the coarsest cut consists of whole blocks in every other cut."""
         first, *others = self.blocks or (None,)
         return all(first.holds(cut) for cut in others) if first else True
 
@@ -128,12 +128,12 @@ class Stage:
         """Return the new weights, or the float32 update if another stage follows, and the new state arrays.
 
         Args:
-            p: weights, in rows of the width; for a rule of scope "parameter" a parameter in its shape.
-            u: their gradient, of any dtype that float32 holds, or the update of the stage before.
-            state: state arrays, in rows, scales in one; all in one row for a rule of scope "parameter".
-            numbers: of each rule, by name.
-            words: from what a source is to the `Words` of a rule.
-            op: the operations of the rules; by default those of their scope.
+            p: the weights in rows of the width, or in the parameter's shape for a rule of scope "parameter".
+            u: their gradient, in a dtype no wider than float32, or the update of the stage before.
+            state: the state arrays in rows, with scales in one. All are in one row for scope "parameter".
+            numbers: the numbers of each rule, by name.
+            words: a function from stream, role and mixing of a source to the `Words` of a rule.
+            op: the operations of the rules, by default `STEP_OPS` of their scope.
         """
         u, new_state = u.to(torch.float32), {}
         p32 = p.to(torch.float32) if self._reads_float32 else p
@@ -152,7 +152,7 @@ class Stage:
         return (apply_updates(p32, u, self.dtype) if self.applies else u), new_state
 
     def run_on_update(self, u: Tensor, numbers: Sequence) -> Tensor:
-        """Return the outgoing update of a whole update, for a stage of `needs_only_update`."""
+        """Return the outgoing update, given a whole update, for a stage with `needs_only_update`."""
         u = -u if self.negates else u
         for rule, n in zip(self.rules, numbers, strict=True):
             u, _ = rule.update(u, u, {}, n, ())
@@ -160,12 +160,12 @@ class Stage:
 
     @functools.cached_property
     def _reads_float32(self) -> bool:
-        """Whether the stage reads the weights in float32, which takes a copy of a whole parameter."""
+        """Whether the stage reads the weights in float32, which copies a whole parameter."""
         wrapped = self.scope == "elementwise" and any(self.wrapped)
         return self.applies or wrapped or any(rule.wide_weights for rule in self.rules)
 
     def _known(self, p: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Return a whole parameter with its further bits, joined in pieces."""
+        """Return a whole parameter with its extra bits, joined in pieces."""
         flat, length = p.reshape(-1), piece_length(p.device)
         known = torch.empty(flat.shape, dtype=torch.float32, device=p.device)
         arrays = {name: state[name] for name in self.weights.arrays}
@@ -181,7 +181,7 @@ class Stage:
         return [(next(rest), {role: next(rest) for role in roles}) for roles in self.roles]
 
     def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[..., Words]:
-        """Return the words of rows: `index` makes the int32 row-major index of each element."""
+        """Return a function for the words of rows. `index` makes the int32 row-major indices."""
         columns = self.columns(keys)
         read = {stream for sources in self.sources for stream, *_ in sources}
         at = index() if read else None
@@ -193,7 +193,7 @@ class Stage:
         return words_of_rows
 
     def array_words(self, keys: Sequence[int], device: torch.device) -> Callable[..., Words]:
-        """Return the words of arrays of any shape, given the keys of their leaf."""
+        """Return a function for the words of arrays in any shape, given the keys of their leaf."""
         columns = self.columns(keys)
 
         def words_of_array(stream: int, role: int, mixed: bool) -> Words:

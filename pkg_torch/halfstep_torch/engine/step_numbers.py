@@ -1,4 +1,4 @@
-"""The inputs of kernels that change with each step: numbers and random keys. Contract: A4, W3, W4."""
+"""Numbers and random keys, the inputs of kernels that change with each step. Contract: A4, W3, W4."""
 
 import itertools
 import operator
@@ -17,22 +17,22 @@ from halfstep_torch.links.link import LateNumbers, Link, is_ours
 from halfstep_torch.numbers.random_words import as_int32, leaf_keys
 from halfstep_torch.numbers.schedules import Scheduled
 
-# Leaves, counted anew for each step, whose keys are made at once.
+# Keys made at once, counting each leaf at each step.
 _KEYS = 1 << 10
-# Counts whose numbers are computed at once, and at most kept.
+# Counts with numbers computed at once, and counts with numbers kept at most.
 _AHEAD, _KEPT = 16, 256
 _STEPS = operator.attrgetter("steps")
 
 
 Numbers = dict[tuple[int, int], tuple[Values, dict[int, Values]]]
-"""Of each link of each group, its values and the numbers of each count."""
+"""Values and numbers by count, for each link of each group."""
 
 
 def attach_numbers(batches: Sequence[Batch], measured: Measured, known: Numbers) -> Numbers:
-    """Set the numbers of each rule in batches, also those that depend on all gradients; return them.
+    """Set and return the numbers of each rule in batches, including numbers that depend on all gradients.
 
-    What is `known` of steps before is not computed again: where counts differ, most are one more than
-    another's. Where they do not, the numbers of a few counts are computed at once.
+    Numbers `known` from earlier steps are not computed again, because a count is often another's plus one. If
+    all counts are equal, the numbers of a few counts are computed at once.
     """
     now: Numbers = {}
     for batch in batches:
@@ -68,25 +68,25 @@ def _compute(
     of_counts: dict[int, Values],
     again: bool,
 ) -> None:
-    """Add the numbers of a step to those of a link, and of steps to come if the link was asked `again`."""
+    """Add a step's numbers to a link's, and numbers of coming steps if the link is used `again`."""
     if len(of_counts) > _KEPT:
         of_counts.clear()
     of_counts[place] = link.step_numbers(h, step, measured)
-    # Rules of others may refuse a count that no step reaches.
+    # A user's rule may raise for a count that no step reaches.
     if again and link.counts and is_ours(type(link.rule)):
         of_counts.update({later: link.step_numbers(h, later) for later in range(step + 1, step + _AHEAD)})
 
 
 def stream_keys(streams: Sequence[Stream], steps: Sequence[int], names: Sequence[str]) -> np.ndarray:
-    """Return the keys of leaves with the same streams: uint32, one row for each leaf.
+    """Return the keys of leaves with the same streams, uint32, a row for each leaf.
 
-    Columns: of every stream k0 and each role's k1. `steps` are the counts after their increment.
+    Columns are k0 and each role's k1, for every stream. `steps` are the counts after their increment.
     """
     return _keys(streams, np.array(steps, np.int64), leaves_of(streams, names))
 
 
 def leaves_of(streams: Sequence[Stream], names: Sequence[str]) -> np.ndarray:
-    """Return the ids of leaves in each stream, a row for a stream."""
+    """Return the ids of leaves in each stream, a row for each stream."""
     rows = [[leaf_id(stream.prefix + name) for name in names] for stream in streams]
     return np.array(rows, np.uint32).reshape(len(streams), len(names))
 
@@ -101,10 +101,10 @@ def _keys(streams: Sequence[Stream], steps: np.ndarray, leaves: np.ndarray) -> n
 class KeysAhead:
     """The keys of leaves with the same streams, for several steps at once if counts grow equally.
 
-    NumPy takes as long for the keys of one leaf as for those of a hundred.
+    NumPy needs the same time for the keys of one leaf and of a hundred leaves.
 
     Args:
-        streams: of the words.
+        streams: the streams of the words.
         leaves: the ids of the leaves in each stream (`leaves_of`).
     """
 
@@ -126,12 +126,12 @@ class KeysAhead:
             coming = (np.arange(count)[:, None] + now).reshape(-1)
             keys = as_int32(_keys(self._streams, coming, np.tile(self._leaves, count)))
             first, made, ahead = now, [np.ascontiguousarray(x.T) for x in np.split(keys, count)], now - now
-            self._first_and_made = first, made  # both or none: the handler of a signal may raise
+            self._first_and_made = first, made  # both or none, because a signal handler may raise
         return made[ahead[0]]
 
 
 class Sharing(NamedTuple):
-    """Batches whose random words are of the same streams, and what makes the keys of their slots."""
+    """Batches with the same streams of random words, and the keys of their slots."""
 
     keys: KeysAhead
     batches: Sequence[Batch]
@@ -151,7 +151,7 @@ def sharing_streams(batches: Iterable[Batch]) -> list[Sharing]:
 
 
 def some_sharing(all_sharing: Iterable[Sharing], parts: Mapping[int, Batch]) -> list[Sharing]:
-    """Return the same for parts of batches, given by the ids of these."""
+    """Return the same for parts of batches, given by the ids of the batches."""
     some = []
     for keys, batches in all_sharing:
         places, chosen, start = [], [], 0

@@ -24,9 +24,9 @@ from halfstep_torch.say_once import Advice, say_once
 from halfstep_torch.storage.ends import count_at_ends, count_outside
 from halfstep_torch.weights.weight_rule import NearestWeights
 
-# At which counts, and multiples of a count, gradients are looked at.
+# Counts, and multiples of a count, at which gradients are checked.
 _LOOKED_AT, _EVERY = (1, 10), 100
-# At which second moments are looked at: a pass over them, and a wait for the device.
+# Counts at which second moments are checked, with a pass over them and a wait for the device.
 _COUNTS = (100, 1_000, 10_000)
 _NUMBERS = operator.attrgetter("numbers")
 _KNOW_THE_RATE = (
@@ -36,7 +36,7 @@ _KNOW_THE_RATE = (
 
 
 def warn_of_step(optimizer: Owner, batches: Sequence[Batch]) -> None:
-    """Give the warnings of a step, most at the first one, which also compares replicas."""
+    """Give the warnings of a step. The first step has most of them, and compares replicas."""
     if optimizer._compared is not None:
         for step in itertools.chain.from_iterable(map(_NUMBERS, batches)):
             if step % _EVERY == 0 or step in _LOOKED_AT:
@@ -76,10 +76,10 @@ def _warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, be
     """Warn about parameters at their first step.
 
     Args:
-        caller: for the messages.
-        batches: of these parameters.
-        nameless: how many parameters of the optimizer have no name.
-        before: how many optimizers without names were built before of its seeds.
+        caller: the name in messages.
+        batches: the batches of these parameters.
+        nameless: the number of parameters without a name.
+        before: the number of optimizers without names built before with its seeds.
     """
     for batch in batches:
         if before and batch.plan.streams:
@@ -104,16 +104,16 @@ def _warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, be
 
 
 def _frozen() -> str:
-    """Return what a warning adds if the collector has frozen objects: to count them takes milliseconds."""
+    """Return an addition to warnings if the collector has frozen objects. Counting takes milliseconds."""
     return " Models from before gc.freeze() are not found." if gc.get_freeze_count() else ""
 
 
 def _warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
-    """Warn of a chain without a learning rate or a descent: weights stay, or move uphill.
+    """Warn of a chain without a learning rate or a descent, with which weights stay or move uphill.
 
     Args:
-        caller: for the messages.
-        batches: of the parameters that are stepped for the first time.
+        caller: the name in messages.
+        batches: the batches of parameters at their first step.
     """
     for batch in batches:
         links = batch.group.choices.chain.links
@@ -134,7 +134,7 @@ def _warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
 
 
 def _warn_of_wide_moments(caller: str, batches: Iterable[Batch]) -> None:
-    """Warn, at the first step of parameters, of moments that stay float32 for want of axes."""
+    """Warn, at the first step of parameters, of moments that stay float32 because axes are missing."""
     shapes: dict[tuple[Moment, Format], list[tuple[int, ...]]] = {}
     for batch in batches:
         for j in batch.plan.rule_indices:
@@ -167,7 +167,7 @@ def _warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
 
 
 def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
-    """Warn, at some steps, of gradients whose squares are outside the range of a moment without a scale."""
+    """Warn, at some steps, of gradients with squares outside the range of a moment without scales."""
     for batch in batches:
         dtypes = (moment.format.dtype for moment in batch.plan.moments)
         dtype = next((dtype for dtype in dtypes if dtype in RANGES), "")
@@ -184,7 +184,7 @@ def _warn_of_ranges(caller: str, batches: Iterable[Batch]) -> None:
 
 
 def warn_of_rates(caller: str, batches: Iterable[Batch]) -> None:
-    """Warn of a rate far above those that feedback of weights knew, and remember the largest."""
+    """Warn of a rate far above the rates used for feedback of weights, and keep the largest."""
     for group in {batch.group.index: batch.group for batch in batches}.values():
         choices = group.choices
         if (
