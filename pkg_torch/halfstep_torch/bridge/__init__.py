@@ -1,6 +1,6 @@
 """PyTorch parameters and JAX: Optax transforms as torch optimizers, and models in the layout of JAX.
 
-Needs both frameworks. `halfstep_torch` itself never imports JAX; import this on its own.
+It needs both frameworks. `halfstep_torch` itself never imports JAX, so import this module separately.
 """
 
 from halfstep_torch.bridge.name_map import NameMap, Place, name_map

@@ -1,4 +1,4 @@
-"""Tensors as JAX arrays and back: over DLPack in the same memory where both frameworks can see it."""
+"""Tensors as JAX arrays and back, over DLPack in the same memory if both frameworks can read it."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
 
 
-def device_of(caller: str, name: str, tensor: Tensor) -> Any:  # a device of JAX, whose class its stubs hide
+def device_of(caller: str, name: str, tensor: Tensor) -> Any:  # a device of JAX, hidden by its stubs
     """Return the JAX device that holds a tensor."""
     kind, index = tensor.device.type, tensor.device.index or 0
     try:
@@ -27,23 +27,23 @@ def device_of(caller: str, name: str, tensor: Tensor) -> Any:  # a device of JAX
 
 
 def to_jax(tensor: Tensor, device: object) -> tuple[jax.Array, bool]:
-    """Return a tensor as an array, and whether in the same memory; other layouts are copied."""
+    """Return a tensor as an array, and whether it shares memory. Other layouts are copied."""
     row_major = tensor.detach().contiguous()
     try:
         array = from_dlpack(row_major)
     except (RuntimeError, ValueError, TypeError, BufferError):
-        # Memory that is not aligned as XLA wants it.
+        # The memory is not aligned for XLA.
         array = from_dlpack(row_major.clone())
     return array, device == next(iter(array.devices())) and address(array) == tensor.data_ptr()
 
 
 def own_copy(array: jax.Array) -> jax.Array:
-    """Return an array in memory of its own, which no tensor writes to."""
+    """Return an array in its own memory, to which no tensor writes."""
     return jnp.array(array, copy=True)
 
 
 def address(array: jax.Array) -> int:
-    """Return where an array of one device is in memory."""
+    """Return the address of an array on one device."""
     return array.unsafe_buffer_pointer()
 
 

@@ -1,4 +1,4 @@
-"""Which leaf of a Flax or Equinox model is which parameter of a torch model, and in which layout."""
+"""The mapping from leaves of a Flax or Equinox model to torch parameters, with their layouts."""
 
 import itertools
 import math
@@ -14,20 +14,20 @@ from halfstep_torch.leaves.names import leaf_names
 Shape = tuple[int, ...]
 
 Wanted = dict[str, tuple[str, tuple[int, int] | None]]
-"""Of each leaf the parameter, and its rows; None for all."""
+"""Parameter and rows (None for all) of each leaf."""
 _CALLER = "name_map"
 # The four layers of attention in Flax, and in Equinox.
 _ATTENTION = (("query", "key", "value", "out"), ("query_proj", "key_proj", "value_proj", "output_proj"))
 
 
 class Place(NamedTuple):
-    """Where a leaf is in a torch model: leaf = parameter[rows].view(split).permute(axes).
+    """The place of a leaf in a torch model: leaf = parameter[rows].view(split).permute(axes).
 
     Attributes:
-        parameters: their names; several where a leaf holds stacked layers, along its first axis.
-        split: the parameter's shape with axes cut up.
-        axes: of `split`, in the order of the leaf.
-        rows: the first and the last but one row of the parameter; None for all of it.
+        parameters: the parameters' names, several if a leaf has stacked layers along its first axis.
+        split: the parameter's shape with split axes.
+        axes: the axes of `split`, in the order of the leaf.
+        rows: the start and the end of the parameter's rows, or None for all.
     """
 
     parameters: tuple[str, ...]
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 class NameMap(dict[str, Place]):
-    """The `Place` of every leaf, by its name. Print it for review."""
+    """The `Place` of every leaf, by its name, with a printed form for review."""
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
@@ -57,7 +57,7 @@ class NameMap(dict[str, Place]):
 
 
 class _Unit(NamedTuple):
-    """A layer of either model: where it is, and its leaves or parameters."""
+    """A layer of either model, with its path and its leaves or parameters."""
 
     path: str
     shapes: dict[str, Shape]
@@ -66,26 +66,26 @@ class _Unit(NamedTuple):
 
 
 def name_map(params: Tree, model: nn.Module, names: Mapping[str, str] | None = None) -> NameMap:
-    """Propose which leaf is which parameter; print the result and read it before you use it.
+    """Propose a parameter for each leaf. Print and check the result before you use it.
 
-    It knows these layers of Flax (linen and nnx): Dense, DenseGeneral, Conv, Embed, LayerNorm and other
-    norms, and attention with split heads. In torch they are Linear, Conv, Embedding, norms, and
-    MultiheadAttention or four Linears. It also knows layers that `nn.scan` stacks along the first axis, and
-    Equinox's layers of the same kinds, whose `weight` has torch's layout. Layers are paired by their path,
-    else where just one of either fits the other. Nothing is guessed from an order.
+    Supported layers of Flax (linen and nnx) are Dense, DenseGeneral, Conv, Embed, LayerNorm and other norms,
+    and attention with split heads. In torch they are Linear, Conv, Embedding, norms, and MultiheadAttention
+    or four Linears. Layers stacked along the first axis by `nn.scan` are supported too, and so are the same
+    layers of Equinox, which have `weight` in torch's layout. Layers are paired by path, or if exactly one
+    layer of each model fits the other. Their order is never used.
 
     Args:
-        params: the tree of weights, or of their shapes: of Equinox, `eqx.filter(model, eqx.is_array)`.
-        model: in torch.
-        names: from paths of layers in JAX to paths of torch modules, where they cannot be found: "Dense_0" to
-            "head".
+        params: the tree of weights or their shapes. For Equinox, use `eqx.filter(model, eqx.is_array)`.
+        model: the model in torch.
+        names: a mapping from layer paths in JAX to torch module paths, such as "Dense_0" to "head", for
+            layers that are not found.
 
     Returns:
         A dict from leaf names to places, for `SourceView`.
 
     Raises:
-        TypeError: if a leaf is no array.
-        ValueError: if a leaf or a parameter is not paired, or fits more than one; all of them are listed.
+        TypeError: if a leaf is not an array.
+        ValueError: if a leaf or a parameter is not paired, or fits more than one. The message lists all.
 
     Example:
         >>> import numpy as np
@@ -135,7 +135,7 @@ def _squeezed(shape: Shape) -> list[int]:
 
 
 def _source_units(shapes: Mapping[str, Shape]) -> list[_Unit]:
-    """Return the layers of a model in JAX; attention is one layer of four."""
+    """Return the layers of a model in JAX, with the four layers of attention as one."""
     layers: dict[str, dict[str, Shape]] = {}
     for name, shape in shapes.items():
         path, _, leaf = name.rpartition("/")
@@ -176,7 +176,7 @@ def _torch_units(model: nn.Module) -> list[_Unit]:
 
 
 def _paired(sources: list[_Unit], torches: list[_Unit], names: dict[str, str]) -> dict[str, Place]:
-    """Return the places of the leaves of all layers that pair in exactly one way."""
+    """Return the places of the leaves in all layers that pair in exactly one way."""
     fits = {
         (i, j): places
         for i, ours in enumerate(sources)
@@ -209,7 +209,7 @@ def _only(pair: tuple[int, int], fits: Iterable[tuple[int, int]]) -> bool:
 
 
 def _fit(ours: _Unit, theirs: _Unit) -> dict[str, Place] | None:
-    """Return the places of the leaves of a layer in a torch module, or None where they do not fit."""
+    """Return the places of a layer's leaves in a torch module, or None if they do not fit."""
     count, shapes = len(theirs.members), ours.shapes
     if count > 1:
         if any(not shape or shape[0] != count for shape in shapes.values()):
@@ -231,7 +231,7 @@ def _fit(ours: _Unit, theirs: _Unit) -> dict[str, Place] | None:
 
 
 def _wanted(module: nn.Module | None, leaves: set[str]) -> Wanted | None:
-    """Return for each leaf of a layer the torch parameter and its rows, or None."""
+    """Return the torch parameter and its rows for each leaf of a layer, or None."""
     if isinstance(module, nn.MultiheadAttention):
         wanted = {} if module.in_proj_weight is None else _wanted_of_attention(module.embed_dim)
     else:
@@ -243,7 +243,7 @@ def _wanted(module: nn.Module | None, leaves: set[str]) -> Wanted | None:
 
 
 def _wanted_of_attention(size: int) -> Wanted:
-    """Return the same of torch's attention, for the names of either framework."""
+    """Return the same for torch's attention, with the names of either framework."""
     wanted: Wanted = {}
     for i, part in itertools.product(range(4), range(len(_ATTENTION))):
         name, rows = _ATTENTION[part][i], (i * size, (i + 1) * size)
@@ -255,7 +255,7 @@ def _wanted_of_attention(size: int) -> Wanted:
 
 
 def _layout(name: str, leaf: Shape, parameter: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
-    """Return how a parameter's axes are split and permuted to those of a leaf, or None."""
+    """Return the split and the permutation that turn a parameter's axes into a leaf's, or None."""
     n = len(leaf)
     if name == "embedding" or name.rpartition("/")[2] == "weight":
         # As in torch.

@@ -30,32 +30,32 @@ _NAME = "OptaxOptimizer"
 
 
 class OptaxOptimizer(torch.optim.Optimizer):
-    """A torch optimizer that steps parameters by an Optax transform, of this package's twin or any other.
+    """A torch optimizer that steps parameters by any Optax transform.
 
     A step is one jitted program: `tx.update` and `optax.apply_updates` on the tree {leaf name: parameter}.
-    JAX reads weights and gradients in place (over DLPack) if it sees their device and if they are row-major
-    and aligned. Otherwise they are copied once. New weights are copied back once. `shares_memory` tells
-    which. The bits are those of the same transform in JAX, given the gradients; weights keep their dtype, and
-    random words follow the parameters' names.
+    JAX reads weights and gradients in place (over DLPack) if it has their device, and if they are row-major
+    and aligned. Otherwise they are copied once, as `shares_memory` shows. New weights are copied back once.
+    Given the gradients, the result is bit-identical to the same transform in JAX. Weights keep their dtype,
+    and random words follow the parameters' names.
 
     Schedules belong into the transform. If it has `optax.inject_hyperparams` with a `learning_rate`, the
     param group shows this rate as `lr`. An `lr` that a scheduler writes is used from the next step on.
 
-    Every parameter needs a gradient at every step: Optax knows no parameter that stays behind.
+    Every parameter needs a gradient at every step, because Optax cannot skip a parameter.
 
     Args:
-        params: named parameters, as `model.named_parameters()` gives them, or groups of them.
+        params: named parameters, as from `model.named_parameters()`, or groups of them.
         tx: an Optax transform, or one for each group.
 
     Attributes:
-        shares_memory: whether JAX read all weights and gradients of the last step where they are; None
-            before the first.
+        shares_memory: whether JAX read all weights and gradients of the last step in place, or None before
+            the first.
         optax_state: the state of the transform, a tree of JAX arrays.
 
     Raises:
-        TypeError: if parameters have no names or are of a wrong dtype, or `tx` is no transform.
-        ValueError: if there are not as many transforms as groups, two names are one, or JAX does not see a
-            parameter's device.
+        TypeError: if parameters have no names or a wrong dtype, or `tx` is not a transform.
+        ValueError: if the numbers of transforms and groups differ, two names are equal, or JAX does not have
+            a parameter's device.
 
     Example:
         >>> import optax, torch
@@ -87,10 +87,10 @@ class OptaxOptimizer(torch.optim.Optimizer):
         self._show_rates()
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group: only while the optimizer is built, as the state of a transform has one structure.
+        """Add a group while the optimizer is built, because the state of a transform has a fixed structure.
 
         Raises:
-            TypeError: later.
+            TypeError: if it is called later.
         """
         if not self._building:
             raise TypeError(
@@ -109,7 +109,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         yield from zip(leaf_names(names), params, strict=True)
 
     def _check_members(self) -> None:
-        """Raise ValueError if groups have other parameters than at first, or two share memory."""
+        """Raise ValueError if the groups' parameters changed, or two parameters share memory."""
         listed = [param for group in self.param_groups for param in group["params"]]
         if list(map(id, listed)) != list(map(id, self._params.values())):
             raise ValueError(
@@ -137,7 +137,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
         return optax.partition({str(i): transform for i, transform in enumerate(transforms)}, labels)
 
     def jax_params(self) -> dict[str, jax.Array]:
-        """Return copies of the weights, by leaf name: the tree of which `optax_state` is the state."""
+        """Return copies of the weights by leaf name, the tree that belongs to `optax_state`."""
         return {name: own_copy(to_jax(p, self._devices[name])[0]) for name, p in self._params.items()}
 
     @between_steps
@@ -147,12 +147,13 @@ class OptaxOptimizer(torch.optim.Optimizer):
         """Update all parameters.
 
         Args:
-            closure: re-evaluates the model and returns the loss.
+            closure: a function that re-evaluates the model and returns the loss.
 
         Raises:
-            TypeError: if a gradient is sparse or of a wrong dtype.
-            ValueError: if a parameter has no gradient, groups have other parameters, weights share memory, or
-                the transform returns another structure, shape or dtype. Weights and state are then unchanged.
+            TypeError: if a gradient is sparse or has a wrong dtype.
+            ValueError: if a parameter has no gradient, the groups' parameters changed, weights share memory,
+                or the transform returns another structure, shape or dtype. Weights and state are then
+                unchanged.
         """
         loss = None if closure is None else torch.enable_grad()(closure)()
         self._check_members()
@@ -169,7 +170,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
                 shared.append(same)
         state = self._with_written_rates()
         new, after = jax.block_until_ready(self._update(weights, grads, state))
-        # A program may return what it was given: tensors would then write to the state.
+        # A program may return its inputs, and tensors would then write to the state.
         lent = {address(x) for x in (*weights.values(), *grads.values()) if x.size}
         self.optax_state = jax.tree.map(lambda x: own_copy(x) if x.size and address(x) in lent else x, after)
         for name, param in self._params.items():
@@ -204,7 +205,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
 
     @between_steps
     def state_dict(self) -> StateDict:
-        """Return the state as tensors, with the header of a state file; it loads with `weights_only=True`."""
+        """Return the state as tensors with the header of a state file, for `weights_only=True`."""
         header, arrays = state_file_of("state_dict", self.jax_params(), self.optax_state, self._tx)
         kept = {name: array for name, array in arrays.items() if not name.startswith("params/")}
         return {
@@ -220,7 +221,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
 
     @between_steps
     def load_state_dict(self, state_dict: SavedState) -> None:
-        """Restore the state of the same transform, bit for bit; weights are the model's.
+        """Restore the state of the same transform, bit for bit. Weights do not change.
 
         Args:
             state_dict: a result of `state_dict`.
@@ -244,10 +245,10 @@ class OptaxOptimizer(torch.optim.Optimizer):
 
     @between_steps
     def save_state(self, path: str | os.PathLike[str]) -> None:
-        """Write weights and state to a state file, from which JAX goes on, and torch where all is halfstep's.
+        """Write weights and state to a state file, for JAX, and for torch if all transforms are halfstep's.
 
         Args:
-            path: of the file.
+            path: the path of the file.
         """
         write_state_file(path, *state_file_of("save_state", self.jax_params(), self.optax_state, self._tx))
 
@@ -257,10 +258,10 @@ class OptaxOptimizer(torch.optim.Optimizer):
         """Set weights and state from a state file.
 
         Args:
-            path: of the file.
+            path: the path of the file.
 
         Raises:
-            ValueError: if it is damaged, or of another run; nothing is changed.
+            ValueError: if it is damaged, or belongs to another run. Nothing is changed.
         """
         caller, params = "load_state", self.jax_params()
         new, state = read_state(caller, *read_state_file(caller, path), params, self._tx)
@@ -292,7 +293,7 @@ def _check(what: str, returned: Tree, due: Tree, describe: Callable) -> None:
 
 
 def _rate(state: Tree) -> Any:  # an array, or None
-    """Return the learning rate that `optax.inject_hyperparams` holds in a state, or None."""
+    """Return the learning rate of `optax.inject_hyperparams` in a state, or None."""
     candidates = [
         value
         for path, value in optax.tree.get_all_with_path(state, "learning_rate")

@@ -13,26 +13,27 @@ _CALLER = "SourceView"
 
 
 class SourceView(nn.Module):
-    """The parameters of a model as the leaves of a Flax or Equinox tree: their names, shapes and layout.
+    """The parameters of a model as the leaves of a Flax or Equinox tree, with its names, shapes and layout.
 
-    Random words, blocks and norms follow the row-major layout of an array. A Flax `kernel` is a torch
-    `weight` transposed, so an optimizer of the model's own parameters would go on with other bits. One of
-    these views has the bits of the run in JAX, and writes to the memory of the model:
+    Random words, blocks and norms follow the row-major layout of an array. A Flax `kernel` is a transposed
+    torch `weight`, so an optimizer of the model's own parameters would resume with other bits. An optimizer
+    of this view gives the bits of the run in JAX, and writes to the memory of the model:
 
         view = SourceView(model, name_map(params, model))
         optimizer = view.optimizer(halfstep_torch.AdamW, lr=1e-3)
         halfstep_torch.load_state(path, view, optimizer)
 
-    The model is trained as ever, but without closures; gradients are handed over at each step, and
-    `optimizer.zero_grad()` clears the gradients of the model. Stacked layers are moved into one tensor, of
-    which the model's parameters then are slices.
+    The model is trained as usual, but without closures. Each step reads the model's gradients, and
+    `optimizer.zero_grad()` clears them. Stacked layers are moved into one tensor, and the model's parameters
+    become slices of it.
 
     Args:
-        model: it computes with its own parameters.
-        mapping: from leaf names to places, as `name_map` proposes it.
+        model: the model, which computes with its own parameters.
+        mapping: a mapping from leaf names to places, as from `name_map`.
 
     Raises:
-        ValueError: if the map does not have each part of the model once, or a parameter is not row-major.
+        ValueError: if the map does not have each part of the model exactly once, or a parameter is not
+            row-major.
 
     Example:
         >>> import halfstep_torch as hs, numpy as np
@@ -60,12 +61,12 @@ class SourceView(nn.Module):
             self.register_parameter(leaf, nn.Parameter(self._weights(leaf, place)))
         self._addresses = {leaf: self._address(leaf) for leaf in self._mapping}
 
-    def optimizer(self, make: Callable, *args: Any, **options: Any) -> Any:  # all is that of `make`
-        """Return an optimizer of the leaves, which takes the model's gradients at each step.
+    def optimizer(self, make: Callable, *args: Any, **options: Any) -> Any:  # everything as in `make`
+        """Return an optimizer of the leaves, which reads the model's gradients at each step.
 
         Args:
             make: a class of optimizers, such as `halfstep_torch.AdamW`.
-            *args: its arguments, after the parameters.
+            *args: its arguments after the parameters.
             **options: its keyword arguments.
         """
         optimizer = make(self.named_parameters(), *args, **options)

@@ -30,34 +30,34 @@ def accumulate_gradients(
 ) -> "GradientAccumulation":
     """Round stochastically when backward adds to a gradient: grad <- stochastic(grad + g).
 
-    Autograd rounds to nearest: in bfloat16, the sum of 64 equal gradients is 3 % off, always alike, and one
-    of 512 grows no further. Here sums are right on average. They are in `grad`, where autograd puts them.
-    Training loops, clipping, `zero_grad`, `torch.autograd.grad` and any optimizer's `step` stay as they are.
-    float32 gradients are added as before.
+    Autograd rounds to nearest. In bfloat16 the sum of 64 equal gradients then has an error of 3 %, always in
+    the same direction, and a sum of 512 does not grow any more. With these hooks sums are right on average.
+    They are in `grad`, so training loops, clipping, `zero_grad`, `torch.autograd.grad` and any optimizer's
+    `step` need no change. float32 gradients are added as before.
 
-    Rounds once per micro-batch, in the dtype of the parameter, in pieces: no memory but the gradient that
-    arrives. Divide the loss by the number of micro-batches for their mean.
+    Sums are rounded once per micro-batch, in the parameter's dtype and in pieces, so the only extra memory is
+    the incoming gradient. Divide the loss by the number of micro-batches for their mean.
 
-    Under DistributedDataParallel, do as without: all micro-batches but the last under `no_sync()`. Give each
-    process a seed of its own, such as its rank: they round sums of their own.
+    With DistributedDataParallel, run all micro-batches except the last in `no_sync()`, as usual. Give each
+    process its own seed, such as its rank, because each rounds its own sums.
 
     Args:
-        parameters: a module, an optimizer, `model.named_parameters()`, or parameters, whose index is then the
-            name. 16-bit parameters get a hook; they need not all get a gradient.
-        seed: of the random words: see `round_stochastically`.
-        compile: whether sums are rounded by a generated kernel: True, False, or "auto", as `Optimizer`
-            takes it. The bits are the same.
+        parameters: a module, an optimizer, `model.named_parameters()`, or parameters, which are then named by
+            index. 16-bit parameters get a hook. They need not all get a gradient.
+        seed: seed of the random words, as in `round_stochastically`.
+        compile: True, False or "auto", as in `Optimizer`: whether a generated kernel rounds the sums. The
+            bits are the same.
 
     Returns:
-        A handle. `remove()` takes the hooks away, which otherwise keep the parameters in memory (hooks of a
-        module go with it). `state_dict()` and `load_state_dict()` save and restore the number of gradients
-        that each parameter has been given; the random words depend on these counts.
+        A handle. `remove()` removes the hooks, which otherwise keep the parameters in memory, except if a
+        module was given. `state_dict()` and `load_state_dict()` save and restore each parameter's number of
+        gradients, on which the random words depend.
 
     Raises:
-        TypeError: if `parameters` are no parameters, or the seed is no seed. From backward, if a gradient is
-            sparse or of a wrong dtype; `grad` is then unchanged.
+        TypeError: if `parameters` or `seed` has a wrong type. From backward, if a gradient is sparse or has a
+            wrong dtype. `grad` is then unchanged.
         ValueError: if the seed is out of range, or a parameter has such hooks already.
-        RuntimeError: from backward, if a parameter's data were replaced since, by `model.to(...)` for one.
+        RuntimeError: from backward, if a parameter's data was replaced since, for example by `model.to(...)`.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -79,16 +79,16 @@ def accumulate_gradients(
 
 @dataclasses.dataclass
 class _Leaf:
-    """A parameter with gradients that are added up.
+    """A parameter with accumulated gradients.
 
     Attributes:
-        name: of its words.
+        name: the name for its random words.
         param: the parameter.
-        words: with which its sums are rounded.
-        count: gradients that it has been given.
-        node: what adds to `grad` in backward; autograd itself keeps it only as long as somebody does.
+        words: the random words for rounding its sums.
+        count: the number of gradients so far.
+        node: the node that adds to `grad` in backward, kept here because autograd does not keep it alive.
         total: the sum, while the next gradient arrives.
-        arriving: whether it does.
+        arriving: whether a gradient is arriving.
     """
 
     name: str
@@ -101,7 +101,7 @@ class _Leaf:
 
 
 class GradientAccumulation:
-    """The handle that `accumulate_gradients` returns."""
+    """The handle returned by `accumulate_gradients`."""
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], seed: int, compile: bool | str):
         leaves = [
@@ -124,8 +124,8 @@ class GradientAccumulation:
             self._watch(leaf)
 
     def _watch(self, leaf: _Leaf) -> None:
-        # On the node and not on the tensor: hooks of a tensor run in torch.autograd.grad too, which adds
-        # nothing to grad.
+        # On the node instead of the tensor, because hooks of a tensor also run in torch.autograd.grad, which
+        # adds nothing to grad.
         leaf.node = torch.autograd.graph.get_gradient_edge(leaf.param).node
 
         def before(_grads: object) -> None:
@@ -166,7 +166,7 @@ class GradientAccumulation:
             leaf.param.grad = total
 
     def remove(self) -> None:
-        """Remove the hooks: autograd then adds gradients as usual."""
+        """Remove the hooks. Autograd then adds gradients as usual."""
         for handle in self._handles:
             handle.remove()
         release(leaf.param for leaf in self._leaves.values())
@@ -177,7 +177,7 @@ class GradientAccumulation:
         return {"seed": self._seed, "counts": {name: leaf.count for name, leaf in self._leaves.items()}}
 
     def load_state_dict(self, state_dict: SavedState) -> None:
-        """Restore a result of `state_dict`: later gradients are rounded as in the run that was saved."""
+        """Restore a result of `state_dict`. Later gradients are rounded as in the saved run."""
         counts = state_dict["counts"]
         if counts.keys() != self._leaves.keys():
             name = min(counts.keys() ^ self._leaves.keys())

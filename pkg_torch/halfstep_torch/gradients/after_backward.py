@@ -1,4 +1,4 @@
-"""Refuses torch's tools that need gradients after backward when release frees them."""
+"""Errors from torch's tools that need gradients after backward, when release frees the gradients."""
 
 import functools
 import gc
@@ -12,9 +12,9 @@ from halfstep_torch.gradients.hooks import owner_of
 
 _FUNCTION = "release_gradients"
 _CLIPPING = "_clip_grads_with_norm_"
-"""The function that `clip_grad_norm_` calls at its end, under any name of the import."""
+"""Function that `clip_grad_norm_` calls at its end, for any import of the latter."""
 _BY_A_NORM = "clip_grads_with_norm_"
-"""Its public name in `torch.nn.utils`, for clipping by a norm that the caller has."""
+"""Public name of this function in `torch.nn.utils`, for clipping by a given norm."""
 
 
 def refuse_freed(caller: str, params: list[Tensor]) -> None:
@@ -29,9 +29,9 @@ def refuse_freed(caller: str, params: list[Tensor]) -> None:
 
 @functools.cache
 def watch_clipping() -> None:
-    """Make torch's clipping refuse parameters with freed gradients; other calls are unchanged.
+    """Make torch's clipping raise for parameters with freed gradients. Other calls are unchanged.
 
-    It only reads `grad`, which is None, and would return 0 in silence.
+    Without this, clipping would find `grad` None and return 0 without a message.
     """
     of_torch = getattr(clip_grad, _CLIPPING, None)
     if of_torch is not None:
@@ -50,9 +50,9 @@ def _watched(of_torch: Callable[..., None]) -> Callable[..., None]:
 
 
 def refuse_scaler() -> None:
-    """Raise RuntimeError if a GradScaler has scaled a loss: the gradients of this backward may be its own.
+    """Raise RuntimeError if a GradScaler has scaled a loss, because this backward may be of that loss.
 
-    A gradient does not tell. So all objects are looked through, which takes a tenth of a second.
+    A gradient does not show whether it is scaled. So all objects are searched for a scaler, in about 0.1 s.
     """
     for x in gc.get_objects():
         if issubclass(type(x), torch.amp.GradScaler) and getattr(x, "_scale", None) is not None:

@@ -1,4 +1,4 @@
-"""Which parameters have hooks of this package: a parameter may have one kind only."""
+"""The parameters with hooks of this package. A parameter may have only one kind."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ def owner_of(param: Tensor) -> str:
 
 
 def claim(caller: str, named: Iterable[tuple[str, Tensor]], over: str = "") -> None:
-    """Record that `caller` puts hooks on parameters; refuse if one has hooks other than those of `over`."""
+    """Record the hooks of `caller` on parameters. Raise if one has hooks of others than `over`."""
     listed = list(named)
     for name, param in listed:
         if (other := owner_of(param)) and other != over:
@@ -34,14 +34,14 @@ def claim(caller: str, named: Iterable[tuple[str, Tensor]], over: str = "") -> N
 
 
 def release(params: Iterable[Tensor], caller: str = "") -> None:
-    """Record that the hooks of parameters are removed, or that only those of another caller remain."""
+    """Record that the hooks of parameters are removed, or that only another caller's remain."""
     for param in params:
         _OWNERS.pop(param, None)
         if caller:
             _OWNERS[param] = caller
 
 
-def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:  # as torch takes parameters
+def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:  # parameters in any form of torch
     """Yield (leaf name, parameter) of a module, an optimizer, or (named) parameters (contract W7)."""
     if isinstance(given, torch.nn.Module):
         given = given.named_parameters()

@@ -28,32 +28,34 @@ def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "G
     Memory then never holds all gradients together, which saves up to 2 bytes per parameter of a bfloat16
     model. The bits are the same as in a step after backward. Schedulers work as before.
 
-    Every backward is a step. A training loop keeps `optimizer.step()` after it: that finds no gradient, and
-    tells one backward from the next. A second backward before it is refused: each micro-batch would be a
-    step, and so would parts of a backward under reentrant checkpoints. Micro-batches but the last go under
-    `handle.accumulate()`: their gradients are added and stay, and the last backward frees one after the
-    other. `accumulate_gradients`, called before, adds them without a loss. Some methods need all gradients
-    before a step, and cannot be combined with it: clipping by the norm of all, `GradScaler`, and averages
-    over processes. Keep the optimizer or the handle: once both are gone, backward steps nothing, and the log
-    says so. Parameters are stepped one by one, at a cost of about a millisecond each on the host. After an
-    error in the middle of backward, the parameters before it have taken their step.
+    Every backward is a step. A training loop keeps `optimizer.step()` after it, which finds no gradient and
+    separates one backward from the next. A second backward before it raises an error, because each
+    micro-batch would be a step, and so would parts of a backward with reentrant checkpoints. Run all
+    micro-batches except the last in `handle.accumulate()`. Their gradients are accumulated, and the last
+    backward frees them one by one. If `accumulate_gradients` is called before, small gradients are not lost.
+    Methods that need all gradients before a step cannot be used, such as clipping by the norm of all
+    gradients, `GradScaler`, and averages over processes. Keep the optimizer or the handle alive. Without
+    both, backward steps nothing and logs it. Parameters are stepped one by one, which costs about a
+    millisecond each on the host. After an error in the middle of backward, earlier parameters have been
+    stepped.
 
     Args:
-        optimizer: of this package, with the parameters that are to be stepped.
-        max_norm: each gradient is clipped to this norm, by its own norm and not by that of all; None: none.
+        optimizer: an optimizer of this package with the parameters.
+        max_norm: the maximum norm of each gradient, clipped by its own norm instead of the norm of all, or
+            None.
 
     Returns:
-        A handle: `remove()` takes the hooks away; from then on `optimizer.step()` steps again.
+        A handle. `remove()` removes the hooks, and `optimizer.step()` then steps again.
 
     Raises:
-        TypeError: if it is not an `Optimizer`, or `max_norm` is no number.
-        ValueError: if a link of the chain needs all gradients; if a parameter has hooks of this function, or
-            a gradient; if `max_norm` is negative.
-        RuntimeError: if several processes train together. Allowed is `fully_shard` of all parameters, if no
-            border of a shard cuts a block (FSDP2 calls hooks once it has reduced a gradient). Also from
-            backward, if a parameter was stepped since the last `optimizer.step()`: it then stays. From
-            `clip_grad_norm_` of this package and of torch. From the first backward, before a weight moves, if
-            a `GradScaler` has scaled a loss by then; from `optimizer.step()`, if one calls it.
+        TypeError: if `optimizer` is not an `Optimizer`, or `max_norm` is not a number.
+        ValueError: if a link of the chain needs all gradients, a parameter has a gradient or already has
+            these hooks, or `max_norm` is negative.
+        RuntimeError: if several processes train together, unless `fully_shard` has all parameters and no
+            border of a shard cuts a block (FSDP2 calls hooks after it has reduced a gradient). From backward,
+            if a parameter was already stepped since the last `optimizer.step()`, which is then not changed.
+            From `clip_grad_norm_` of this package and of torch. From the first backward, before any weight
+            changes, if a `GradScaler` has scaled a loss, and from `optimizer.step()`, if a scaler calls it.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -81,13 +83,13 @@ def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "G
 
 
 class GradientRelease:
-    """The handle that `release_gradients` returns."""
+    """The handle returned by `release_gradients`."""
 
     def __init__(self, optimizer: Optimizer, max_norm: float | None):
         self._accumulates = False
         self._began = False
         self._steps = [_StepAlone(optimizer, entry, max_norm) for entry in optimizer._named()]
-        # A sum is there before it is stepped: hooks run in the order in which they were put on.
+        # A sum is complete before its step, because hooks run in the order of registration.
         self._sums = [step.param for step in self._steps if owner_of(step.param) == _SUMS]
         claim(_FUNCTION, ((step.name, step.param) for step in self._steps), over=_SUMS)
         self._handles: list[RemovableHandle] = [
@@ -99,12 +101,12 @@ class GradientRelease:
                 hook = functools.partial(_step, weakref.ref(self), weakref.ref(step))
                 self._handles.append(step.param.register_post_accumulate_grad_hook(hook))
         watch_clipping()
-        # The optimizer keeps what its parameters' hooks call, as they themselves would keep it for ever.
+        # The optimizer keeps the handle, because a reference from the hooks would keep it alive for ever.
         optimizer.release = self
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Accumulate in the backward passes of this block: gradients stay and no parameter is stepped."""
+        """Accumulate in the backward passes of this block, without a step and without freed gradients."""
         self._accumulates = True
         try:
             yield
@@ -116,7 +118,7 @@ class GradientRelease:
             step.done = False
 
     def remove(self) -> None:
-        """Remove the hooks: gradients stay until `zero_grad`, and `optimizer.step()` steps."""
+        """Remove the hooks. Gradients are then kept until `zero_grad`, and `optimizer.step()` steps."""
         for handle in self._handles:
             handle.remove()
         release(step.param for step in self._steps)
@@ -151,7 +153,7 @@ class _StepAlone:
 
 
 def _step(release: weakref.ref, reference: weakref.ref, param: Tensor) -> None:
-    """Step a parameter unless more micro-batches follow; log once if its optimizer is gone."""
+    """Step a parameter unless more micro-batches follow. Log once if its optimizer was freed."""
     handle, step = release(), reference()
     if step is None:
         say_once(
