@@ -1,7 +1,7 @@
 """Adapters for trainers and other libraries. A trainer is imported only when its adapter is used.
 
-`transformers` is for `Trainer(optimizer_cls_and_kwargs=...)`; the modules `torchtitan` and `lerobot` import
-the libraries that they are for.
+`transformers` is for `Trainer(optimizer_cls_and_kwargs=...)`. The modules `torchtitan` and `lerobot` import
+their libraries.
 """
 
 from halfstep_torch.integrations.trainer import transformers

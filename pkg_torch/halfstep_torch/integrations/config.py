@@ -11,15 +11,15 @@ from halfstep_torch.rules.schedule_free import AdamWScheduleFree
 
 
 def from_config(config: str | Arguments) -> Callable[..., Optimizer]:
-    """Return a class of optimizers with the arguments that a config has: give it the parameters.
+    """Return a function from parameters to an optimizer, with the class and arguments from a config.
 
     Args:
-        config: a text, `"adamw"` or `"AdamW(lr=1e-3, recipe='one_pass')"`, or a mapping with a name: see
-            `halfstep.config`. A text is never run.
+        config: a text, such as `"adamw"` or `"AdamW(lr=1e-3, recipe='one_pass')"`, or a mapping with a name
+            (see `halfstep.config`). A text is never run as code.
 
     Raises:
-        TypeError: if it is neither.
-        ValueError: if no optimizer has its name or takes its arguments, or these are no literals.
+        TypeError: if it is neither a text nor a mapping.
+        ValueError: if the name or an argument is unknown, or an argument is not a literal.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -49,33 +49,32 @@ def round_weights(
 
         w <- stochastic(step of the optimizer on float32(w), float32(gradient))
 
-    The optimizer sees float32 copies, and keeps state beside float32 weights. The words are as in
-    `round_stochastically`: they depend on the seed, the step, the name and the index alone. float32 weights
-    are stepped as they are.
+    The optimizer steps float32 copies, and its state is as for float32 weights. The random words depend only
+    on seed, step, name and index, as in `round_stochastically`. float32 weights are stepped directly.
 
-    Rounds each weight once per step. While a piece is stepped, its weights and gradients are in float32: 8
-    bytes for each element of the piece, or of the longest parameter. A CPU keeps that memory for the next
-    step. On one thread of a CPU a step that rounds by a kernel takes 1.2 to 1.9 times as long as AdamW or
-    RAdam of torch on float32 weights, a plain step 1.7 to 3.7 times. The kernel is built once on a machine.
-    Where it is stored, "auto" steps by it from the first step on.
+    Each weight is rounded once per step. While a piece is stepped, its weights and gradients are in float32,
+    8 bytes for each element of the piece, or of the longest parameter. A CPU keeps this memory for the next
+    step. On one CPU thread a step with a rounding kernel needs 1.2 to 1.9 times the time of torch's AdamW or
+    RAdam on float32 weights, and a plain step 1.7 to 3.7 times. The kernel is built once per machine. If it
+    is already stored, "auto" uses it from the first step.
 
     Args:
-        optimizer: of torch or another library, before its first step. It belongs to the result from here on.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        optimizer: an optimizer of torch or another library, before its first step. Do not step it afterwards.
+        seed: seed of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
         names: as in `Optimizer`. Without them, names are found in the models.
-        piece_size: how many elements are stepped together. None: all, for a rule whose step of a parameter
-            depends on others (Prodigy, D-Adaptation).
+        piece_size: the number of elements stepped together, or None for all, which rules across parameters
+            need (Prodigy, D-Adaptation).
         compile: as in `Optimizer`, for the rounding.
 
     Returns:
-        An optimizer of the same param groups. Schedulers, `zero_grad`, `state_dict` and `load_state_dict` are
-        for it.
+        An optimizer with the same param groups. Use it for schedulers, `zero_grad`, `state_dict` and
+        `load_state_dict`.
 
     Raises:
-        TypeError: if it is no optimizer, is one of this package, or needs a closure; if a parameter is a
-            DTensor or of a wrong dtype.
-        ValueError: if it has state already, or two parameters have one name. From `step`, if a rule looks at
-            all parameters, and `piece_size` is not None.
+        TypeError: if `optimizer` is not an optimizer, is one of this package, or needs a closure, or if a
+            parameter is a DTensor or has a wrong dtype.
+        ValueError: if it already has state, or two parameters have the same name. From `step`, if a rule
+            reads all parameters and `piece_size` is not None.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -86,7 +85,7 @@ def round_weights(
         >>> optimizer.state[model.weight]["exp_avg"].dtype
         torch.float32
 
-    Source: ours; the rounding as `round_stochastically`. Contract W6, R3.
+    Source: ours, with the rounding of `round_stochastically`. Contract W6, R3.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{_FUNCTION}: {type(optimizer).__name__} is no optimizer. Pass a torch.optim one.")
@@ -110,7 +109,7 @@ def round_weights(
 class RoundedWeights(torch.optim.Optimizer):
     """The result of `round_weights`.
 
-    All state is in `state` and `param_groups`: the optimizer that was passed has both for the time of a step.
+    All state is in `state` and `param_groups`, which the wrapped optimizer shares during a step.
     """
 
     rounds_to_nearest = False
@@ -160,13 +159,13 @@ class RoundedWeights(torch.optim.Optimizer):
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
         seed = next((group[_SEED] for group in self.param_groups if _SEED in group), 0)
-        for group in self.param_groups:  # also those that a library has put there
+        for group in self.param_groups:  # including groups added by a library
             for key, value in {**self.defaults, _SEED: seed}.items():
                 group.setdefault(key, value)
         return self._names.named(_FUNCTION, self.param_groups, self.state)
 
     def _lend(self) -> list[Member]:
-        """Give the optimizer the groups, with copies for parameters; return all members."""
+        """Set the wrapped optimizer's groups, with copies in place of parameters. Return all members."""
         copies: list[list[Tensor]] = [[] for _ in self.param_groups]
         before, members, self._copies = self._copies, [], {}
         for i, name, param in self._named():
@@ -183,7 +182,7 @@ class RoundedWeights(torch.optim.Optimizer):
         return members
 
     def _hold(self) -> None:
-        """Start without memory for copies; from now on the optimizer must not be stepped by itself."""
+        """Start without memory for copies. From now on the wrapped optimizer must not be stepped alone."""
         self._memory: defaultdict[torch.dtype, dict[torch.device, list[Tensor]]] = defaultdict(dict)
         self._layout: list = []
         self._addresses: list[int] = []
@@ -224,7 +223,7 @@ class RoundedWeights(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler calls `step` with scaled gradients: it does not unscale float16 itself."""
+        """Whether a GradScaler calls `step` with scaled gradients, because it cannot unscale float16."""
         return any(p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
 
     @torch.no_grad()
@@ -232,14 +231,14 @@ class RoundedWeights(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every parameter that has a gradient.
 
-        A `torch.amp.GradScaler` may call it; gradients of a scaled loss are unscaled in float32.
+        A `torch.amp.GradScaler` may call it. Gradients of a scaled loss are unscaled in float32.
 
         Args:
-            closure: re-evaluates the model and returns the loss.
+            closure: a function that re-evaluates the model and returns the loss.
 
         Raises:
-            RuntimeError: if a scheduler has the optimizer that was wrapped, or a step failed before and left
-                state without its weights.
+            RuntimeError: if a scheduler was built for the wrapped optimizer, or if an earlier step failed
+                and left state without its weights.
         """
         if hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
             raise RuntimeError(
@@ -268,7 +267,7 @@ class RoundedWeights(torch.optim.Optimizer):
         return loss
 
     def _check_whole(self) -> None:
-        """Raise RuntimeError if a step failed in the middle, and its state is still here."""
+        """Raise RuntimeError if a step failed in the middle and its state was not replaced."""
         self._torn = [param for param in self._torn if self.state.get(param)]
         if self._torn:
             raise RuntimeError(
@@ -277,7 +276,7 @@ class RoundedWeights(torch.optim.Optimizer):
             )
 
     def _check_members(self, members: Sequence[Member]) -> None:
-        """Check new parameters among the stepped ones: kinds, gradients, counts, memory."""
+        """Check kinds, gradients, counts and memory of the members."""
         for name, param, _ in members:
             if kept := self.state.get(param):
                 check_count(_FUNCTION, name, kept[_COUNT])
@@ -291,13 +290,13 @@ class RoundedWeights(torch.optim.Optimizer):
             self._addresses = addresses
 
     def _pieces(self, members: list[Member], cuts: list[tuple[int, int]]) -> Iterator[Piece]:
-        """Yield pieces of all members. On a CPU pieces and their memory are kept from step to step."""
+        """Yield pieces of all members. On a CPU pieces and their memory are kept between steps."""
         seed = self.param_groups[0][_SEED]
         layout = [seed, *((id(copy), param.dtype, param.device, param.shape) for _, param, copy in members)]
         if layout != self._layout:
             self._forget()
             self._layout = layout
-            # The longest first: others step in its memory.
+            # The longest is first, and others use its memory.
             for start, stop in sorted(
                 cuts, key=lambda cut: -sum(m.param.numel() for m in members[slice(*cut)])
             ):
@@ -313,7 +312,7 @@ class RoundedWeights(torch.optim.Optimizer):
             copy.data, copy.grad = copy.data.new_empty(0), None
 
     def _step_copies(self, piece: Piece, scale: float | None, check: Callable[[], None]) -> None:
-        """Step the copies of a piece by the optimizer, and round the weights from them."""
+        """Step the copies of a piece with the wrapped optimizer, and round the weights from them."""
         piece.fill(scale)
         lent, params = self._optimizer.state, [member.param for member in piece.members]
         kept = [self.state.get(param) or {} for param in params]
@@ -346,7 +345,7 @@ class RoundedWeights(torch.optim.Optimizer):
                     )
 
     def state_dict(self) -> StateDict:
-        """Return the state as torch's optimizers do: that of the optimizer, with counts and the seed.
+        """Return the wrapped optimizer's state as torch's optimizers do, with counts and the seed.
 
         Raises:
             RuntimeError: if a step failed in the middle.
@@ -355,7 +354,7 @@ class RoundedWeights(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: SavedState) -> None:
-        """Restore a result of `state_dict`, bit for bit; arrays are copied, and weights are the model's."""
+        """Restore a result of `state_dict`, bit for bit. Arrays are copied, and weights do not change."""
         check_form("load_state_dict", state_dict, "Pass what state_dict() of round_weights' result returned.")
         groups, state = state_dict["param_groups"], state_dict["state"]
         stepped = [kept for kept in state.values() if kept]
@@ -381,5 +380,5 @@ class RoundedWeights(torch.optim.Optimizer):
 
 
 def _entries(group: Group) -> Group:
-    """Return the entries of a group that are the optimizer's own."""
+    """Return the wrapped optimizer's own entries of a group."""
     return {key: value for key, value in group.items() if key not in _OURS}

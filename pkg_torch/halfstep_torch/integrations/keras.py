@@ -15,26 +15,26 @@ from halfstep_torch.integrations.config import from_config
 
 @keras.saving.register_keras_serializable("halfstep")
 class KerasOptimizer(keras.optimizers.Optimizer):
-    """Steps the weights of a Keras model by an optimizer of this package, inside `fit` as it is.
+    """A Keras optimizer that steps the weights by an optimizer of this package, inside an unchanged `fit`.
 
-    Leaf names are the indices of the model's `trainable_variables`. A `.keras` file and `save_weights` hold
-    the state to the bit, and `halfstep_jax.integrations.keras` continues from it with Keras' JAX backend.
+    Leaf names are the indices in the model's `trainable_variables`. A `.keras` file and `save_weights` store
+    the state bit for bit, and `halfstep_jax.integrations.keras` resumes from it with Keras' JAX backend.
 
         model.compile(KerasOptimizer("adamw(recipe='one_pass')", learning_rate=1e-3), "mse")
 
     Args:
         transform: the config of an optimizer of this package without its learning rate, a text or a mapping
-            (see `from_config`). The argument has the name that it has in the JAX package.
+            (see `from_config`). The name of the argument is the same in the JAX package.
         learning_rate: a number or a schedule of Keras, which callbacks may change.
-        name: of the optimizer.
-        **options: of `keras.optimizers.Optimizer`: clipping, `gradient_accumulation_steps`,
+        name: the name of the optimizer.
+        **options: options of `keras.optimizers.Optimizer` such as clipping, `gradient_accumulation_steps`,
             `loss_scale_factor` and moving averages, which Keras computes. `weight_decay` belongs to the
             config, because Keras would round it to the dtype of the weights.
 
     Raises:
         RuntimeError: if the backend of Keras is not torch.
-        TypeError: for `weight_decay` beside the config.
-        ValueError: for a config that `from_config` refuses.
+        TypeError: if `weight_decay` is passed beside the config.
+        ValueError: if `from_config` rejects the config.
 
     Source: ours.
     """
@@ -87,7 +87,7 @@ class KerasOptimizer(keras.optimizers.Optimizer):
         store["state"] = state_bytes(self._save)
 
     def load_own_variables(self, store: Any) -> None:  # a mapping of Keras
-        """Continue from the output of `save_own_variables` of either backend, or raise ValueError."""
+        """Load the output of `save_own_variables` from either backend, or raise ValueError."""
         load_bytes(store["state"], self._save, lambda path: load_state(path, self._model, self._optimizer))
         for i, variable in enumerate(self.variables):
             variable.assign(store[str(i)])

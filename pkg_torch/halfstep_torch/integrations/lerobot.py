@@ -12,15 +12,15 @@ from halfstep_torch.integrations.config import from_config
 @OptimizerConfig.register_subclass("halfstep")
 @dataclasses.dataclass
 class HalfstepConfig(OptimizerConfig):
-    """An optimizer by name, with the arguments that LeRobot's configs have.
+    """An optimizer by name, with the arguments in LeRobot's configs.
 
     Attributes:
-        lr: learning rate.
-        weight_decay: as the optimizer has it.
-        grad_clip_norm: by which LeRobot clips.
+        lr: the learning rate.
+        weight_decay: the decay, as in the optimizer.
+        grad_clip_norm: the maximum norm in LeRobot's clipping.
         optimizer: its name, as in `from_config`.
         recipe: the name of one of `recipes`, or None.
-        seed: of the random words.
+        seed: the seed of the random words.
     """
 
     lr: float = 1e-3
@@ -30,7 +30,7 @@ class HalfstepConfig(OptimizerConfig):
     recipe: str | None = None
     seed: int = 0
 
-    def build(self, params: Any) -> Any:  # as lerobot declares it
+    def build(self, params: Any) -> Any:  # as lerobot declares
         """Return the optimizer of parameters, or of each list of a dict of lists (SAC's actor and critic)."""
         if isinstance(params, dict) and not any(isinstance(x, torch.Tensor) for x in params.values()):
             return {name: self.build(part) for name, part in params.items()}

@@ -1,4 +1,4 @@
-"""Pieces of the parameters that another library's optimizer steps, as float32 copies of the 16-bit ones."""
+"""Pieces of another library's parameters, with float32 copies of 16-bit parameters."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Member(NamedTuple):
 
 
 class Piece:
-    """Members that are stepped together, with float32 copies of the 16-bit ones."""
+    """Members that are stepped together, with float32 copies of 16-bit weights."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Piece:
         ]
 
     def fill(self, scale: float | None) -> None:
-        """Hand the optimizer the copies, and float32 weights themselves; unscale their gradients."""
+        """Set the weights and unscaled gradients of the copies, and of float32 weights."""
         for _, param, copy in self.members:
             if param.dtype == torch.float32 and param.grad is not None:
                 grad = param.grad if scale is None else Unscaled([param.grad], scale)[0]
@@ -61,7 +61,7 @@ class Piece:
                     copy.data, copy.grad = weight, grad
 
     def round(self, caller: str, steps: list[int], choice: CompileChoice) -> None:
-        """Round the weights from the stepped copies, at their counts of steps."""
+        """Round the weights from the stepped copies, with their step counts."""
         if self._steps is None or steps != [step + 1 for step in self._steps]:
             names = [member.name for member in self.members]
             self._keys = KeysAhead([self._stream], leaves_of([self._stream], names))
@@ -69,7 +69,7 @@ class Piece:
         for places, copies in self._copies:
             for i, weight in zip(places, copies.weights, strict=True):
                 copy = self.members[i].copy
-                if copy.data_ptr() != weight.data_ptr():  # the optimizer has given it other memory
+                if copy.data_ptr() != weight.data_ptr():  # the optimizer replaced its memory
                     weight.copy_(copy.data)
                     copy.data = weight
             copies.round(caller, keys[:, places], choice)
@@ -77,7 +77,7 @@ class Piece:
     def release(self, alone: bool) -> None:
         """Remove the gradients of the copies, so that the optimizer does not step this piece again.
 
-        Those of a piece that stays, and is alone, are copies, and the next step fills them again.
+        If a piece is kept and is the only one, its gradients stay, and the next step fills them again.
         """
         for _, param, copy in self.members:
             owned = not self._stays or param.dtype == torch.float32
@@ -88,7 +88,7 @@ class Piece:
 
 
 def cuts_of(members: Sequence[Member], piece_size: int | None) -> list[tuple[int, int]]:
-    """Return where each piece of so many elements starts and stops; None: one piece has all."""
+    """Return the start and stop of each piece of `piece_size` elements, or one piece for None."""
     cuts, start, size = [], 0, 0
     for i, member in enumerate(members):
         if i > start and piece_size is not None and size + member.param.numel() > piece_size:

@@ -12,8 +12,8 @@ import halfstep_torch
 class HalfstepOptimizers(OptimizersContainer):
     """torchtitan's container, which accepts optimizers of `halfstep_torch` as `optimizer_name`.
 
-    A config is built by `HalfstepOptimizers.Config(param_groups=[ParamGroupConfig(...)])`. Arguments that are
-    one for all groups, such as `seed`, stand in `optimizer_factory_kwargs_by_name`.
+    A config is built by `HalfstepOptimizers.Config(param_groups=[ParamGroupConfig(...)])`. Arguments for all
+    groups together, such as `seed`, belong in `optimizer_factory_kwargs_by_name`.
 
     Source: ours.
     """

@@ -1,4 +1,4 @@
-"""The factory that transformers' Trainer takes."""
+"""The optimizer factory for transformers' Trainer."""
 
 import functools
 import importlib
@@ -13,11 +13,11 @@ from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.say_once import say_once
 
 
-class transformers:  # as the library, so that a line of a config tells what it is for
-    """For `Trainer(optimizer_cls_and_kwargs=(hs.integrations.transformers, {"lr": 1e-3}))`.
+class transformers:  # named as the library, so that a config line shows its purpose
+    """A factory for `Trainer(optimizer_cls_and_kwargs=(hs.integrations.transformers, {"lr": 1e-3}))`.
 
-    The Trainer calls what is no optimizer class as `F()(model, **kwargs)`, so names are those of the model,
-    and Muon can tell its matrices. Biases and norms have no decay, by the Trainer's own rule.
+    The Trainer calls a factory as `F()(model, **kwargs)`, so the optimizer gets the model's parameter names,
+    from which Muon finds its matrices. Biases and norms have no decay, by the Trainer's own rule.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -32,16 +32,16 @@ class transformers:  # as the library, so that a line of a config tells what it 
         """Return the optimizer of a model's parameters.
 
         Args:
-            model: that is trained.
-            args: the TrainingArguments. The Trainer passes on what the dict of options has, so give them
-                there: `{"args": arguments}`. `learning_rate`, `weight_decay` and, where the optimizer has two
-                betas, `adam_beta1`, `adam_beta2` and `adam_epsilon` are read from them.
-            optimizer: the name of one, as in `from_config`.
-            options: its arguments, which win.
+            model: the model to train.
+            args: the TrainingArguments. The Trainer passes only the dict of options, so put them there:
+                `{"args": arguments}`. `learning_rate`, `weight_decay` and, if the optimizer has two betas,
+                `adam_beta1`, `adam_beta2` and `adam_epsilon` are read from them.
+            optimizer: the name of an optimizer, as in `from_config`.
+            options: its arguments, which override `args`.
 
         Raises:
             TypeError: if `args` has no learning rate.
-            ValueError: if it names no optimizer, or an argument that it lacks.
+            ValueError: if the optimizer or an argument is unknown.
         """
         kind = from_config({**options, "name": optimizer}).func
         make = from_config({**_read(args, kind), **options, "name": optimizer})
@@ -61,7 +61,7 @@ class transformers:  # as the library, so that a line of a config tells what it 
 
 
 def _read(args: object, kind: type[Optimizer]) -> Arguments:
-    """Return the arguments of an optimizer that TrainingArguments have."""
+    """Return an optimizer's arguments from TrainingArguments."""
     if args is None:
         return {}
     if not hasattr(args, "learning_rate"):

@@ -25,24 +25,24 @@ def ema_params(
 ) -> Callable[[Sequence, Sequence, Tensor | int], None]:
     """Average weights over steps, for `swa_utils`: average <- stochastic((decay average) + ((1 - decay) p)).
 
-    Rounded once, to the dtype of the weights, in which the average begins and stays; float32 is exact. By
-    `torch.optim.swa_utils.get_ema_multi_avg_fn` a bfloat16 average stands still while it is nearer to the
-    weight than 2^-9 of itself, over 1 - decay. Of DTensors every process averages its shard, with the bits of
-    one process.
+    The average has the dtype of the weights and is rounded once per call. float32 is exact. With
+    `torch.optim.swa_utils.get_ema_multi_avg_fn` a bfloat16 average freezes while it is nearer to the weight
+    than 2^-9 of itself, over 1 - decay. For DTensors every process averages its shard, with the bits of one
+    process.
 
     Args:
-        model: the model that is trained, for the names of its parameters.
-        decay: in [0, 1), 0.999 for about a thousand steps.
-        seed: of the random words: see `round_stochastically`.
+        model: the trained model, for the names of its parameters.
+        decay: a number in [0, 1), such as 0.999 for about a thousand steps.
+        seed: seed of the random words, as in `round_stochastically`.
 
     Returns:
-        A function for the argument `multi_avg_fn` of `torch.optim.swa_utils.AveragedModel`, which keeps the
-        count; on the device of the model.
+        A function for the argument `multi_avg_fn` of `torch.optim.swa_utils.AveragedModel`, which keeps the count.
+        The averaged model must be on the device of the model.
 
     Raises:
-        TypeError: if an argument is of a wrong type; from the function, if a floating tensor that is averaged
-            has another dtype than float32, bfloat16 or float16.
-        ValueError: if a number is out of range; from the function, if the averaged arrays do not belong to
+        TypeError: if an argument has a wrong type. From the function, if an averaged floating tensor has
+            another dtype than float32, bfloat16 or float16.
+        ValueError: if a number is out of range. From the function, if the averaged arrays do not belong to
             the model.
 
     Example:
@@ -88,7 +88,7 @@ def _average(
 
 
 def _names(model: torch.nn.Module) -> dict[tuple, str]:
-    """Return leaf names by data address: `swa_utils` passes tensors without names."""
+    """Return leaf names by data address, because `swa_utils` passes tensors without names."""
     named = [*model.named_buffers(), *model.named_parameters()]
     leaves = leaf_names([name for name, _ in named])
     return {_place(p): leaf for leaf, (_, p) in zip(leaves, named, strict=True)}

@@ -1,4 +1,4 @@
-"""The step of an optimizer that `round_weights` wraps: by its wrapper alone, and without global hooks."""
+"""The step of an optimizer wrapped by `round_weights`, called only by its wrapper, without global hooks."""
 
 import inspect
 import weakref
@@ -10,9 +10,9 @@ _stepping: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def step_below_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Step without the hooks that torch runs at every optimizer: these run at its wrapper.
+    """Step without torch's global optimizer hooks, which run at the wrapper.
 
-    Hooks of this optimizer alone run. torch wraps `step` of a class once, and marks the wrapper as "hooked".
+    The optimizer's own hooks run. torch wraps `step` of a class once, and marks the wrapper as "hooked".
     """
     _stepping.add(optimizer)
     try:

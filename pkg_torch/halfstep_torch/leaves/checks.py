@@ -20,10 +20,10 @@ from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 
 LAST_STEP = 2**31 - 1
-"""Where the count stops (contract W5)."""
+"""Last count of steps (contract W5)."""
 _PLAIN = (Tensor, torch.nn.Parameter)
 HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes of weights that are stepped. Others may be frozen."""
+"""Dtypes of weights that can be stepped. Weights with other dtypes may be frozen."""
 
 
 def check_weight(caller: str, name: str, param: Tensor) -> None:
@@ -54,7 +54,7 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
     """Raise TypeError or ValueError unless the gradient of `param` can be used."""
     grad = param.grad
     assert grad is not None
-    # A wrapper may have put other tensors into the groups since they were added.
+    # A wrapper may have replaced the groups' tensors since they were added.
     for what, tensor in (("weight", param), ("gradient of", grad)):
         if type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor):
             raise TypeError(f"{caller}: the {what} {name!r} is {_kind(tensor)}. Pass plain dense tensors.")
@@ -146,7 +146,7 @@ def _where(mesh: Mesh | None, placements: Placements | None = None) -> str:
 
 
 def check_count(caller: str, name: str, count: object) -> None:
-    """Raise TypeError unless a count is a tensor that steps can increment in place, ValueError below 0."""
+    """Raise TypeError unless a count is a tensor that steps can increment in place, ValueError if below 0."""
     if not isinstance(count, Tensor) or count.dtype != torch.int64 or count.dim():
         kind = f"{dtype_name(count.dtype)}{list(count.shape)}" if isinstance(count, Tensor) else repr(count)
         raise TypeError(
@@ -161,7 +161,7 @@ def check_count(caller: str, name: str, count: object) -> None:
 
 
 def check_has_numbers(caller: str, what: str, array: Tensor, param: Tensor) -> None:
-    """Raise ValueError for an array on the device meta, unless its parameter is there too."""
+    """Raise ValueError for an array on the meta device, unless its parameter is there too."""
     if local_part(array).is_meta and not param.is_meta:
         raise ValueError(
             f"{caller}: {what} is on the device meta, without numbers. Load the file without "
@@ -185,7 +185,7 @@ def check_leftovers(
 def check_scale_bytes(
     caller: str, name: str, key: str, spec: StateArray, array: Tensor, way_out: str
 ) -> None:
-    """Raise ValueError unless every scale byte is one that encoding writes."""
+    """Raise ValueError if encoding never writes one of the scale bytes."""
     fmt = spec.scale_of
     if fmt is None or not array.numel():
         return
@@ -201,7 +201,7 @@ def check_scale_bytes(
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor has its own memory: it is no wrapper subclass such as DTensor."""
+    """Whether a tensor has its own memory, unlike a wrapper subclass such as DTensor."""
     return not hasattr(x, "__tensor_flatten__") and x.layout == torch.strided
 
 
@@ -213,7 +213,7 @@ def _cut(spec: StateArray) -> str:
     return f" in blocks of {spec.scale_of.block_size}" if spec.scale_of else ""
 
 
-def check_params(caller: str, params: Any) -> Any:  # as torch takes them, of any kind
+def check_params(caller: str, params: Any) -> Any:  # parameters in any form of torch
     """Return parameters, as a list if they can be read only once; refuse others with the way out."""
     way_out = "Pass model.named_parameters()."
     if isinstance(params, torch.nn.Module):

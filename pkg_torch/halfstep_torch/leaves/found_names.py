@@ -21,9 +21,9 @@ _LOG = logging.getLogger("halfstep_torch")
 
 
 class _Place(NamedTuple):
-    """Where a parameter is: its name, and the module that owns it, under a key.
+    """The place of a parameter, with its name, its owning module and the key there.
 
-    Not a weak reference to the parameter: `Module.to` swaps tensors of FSDP2, and fails for one with such.
+    It has no weak reference to the parameter, because `Module.to` swaps tensors of FSDP2 and then fails.
     """
 
     name: str
@@ -36,46 +36,46 @@ class _Place(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """The names of one model: its class, and by the id of each parameter its place."""
+    """The names of one model, with its class and the place of each parameter by id."""
 
     kind: type[torch.nn.Module]
     places: dict[int, _Place]
 
 
 _Owned = list[list[tuple[_Table, str]]]
-"""Of each parameter the tables that have it, and its name there."""
+"""Tables that contain each parameter, with its name there."""
 
 _REGISTERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Of each model that `register_names` was given the prefix."""
+"""Prefix of each model passed to `register_names`."""
 
 _TABLES: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Of such a model the names, as they were last read."""
+"""Names of each registered model, as last read."""
 
 _FOUND: list[_Table] = []
-"""Of all outermost modules the names, as the last search found them."""
+"""Names of all outermost modules, from the last search."""
 
 
 def register_names(model: torch.nn.Module, prefix: str = "") -> None:
-    """Register a model, so that optimizers find the names of its parameters.
+    """Register a model so that optimizers find the names of its parameters.
 
-    Trainers often build an optimizer themselves, as `cls(model.parameters(), lr=...)`. Random words then
-    follow the names all the same, `Muon` can tell matrices from embeddings, and the words are those of a run
-    in JAX. Names that the optimizer is given win. The model may be wrapped or sharded before or after: names
-    are those of the model inside DDP, `torch.compile`, FSDP and PEFT. Nothing keeps the model alive.
+    Trainers often build an optimizer as `cls(model.parameters(), lr=...)`. After this call random words still
+    follow the names, as in JAX, and `Muon` can separate matrices from embeddings. Names passed to the
+    optimizer take precedence. The model may be wrapped or sharded before or after. The names come from the
+    model inside DDP, `torch.compile`, FSDP and PEFT. The model is not kept alive.
 
-    Without this call an optimizer looks for the outermost module that owns the parameters. If that module
-    holds them all in an inner one with shorter names for them, a warning names it. There are no names
-    if several modules own the parameters, under other names, or if names of two models clash. The log then
-    gives the reason. The search collects garbage and visits every object of the process, in 0.4 s if there
-    are two million. One search finds the names of all models that are alive.
+    Without this call an optimizer searches for the outermost module that owns the parameters. If an inner
+    module contains all of them under shorter names, a warning names it. No names are found if several modules
+    own the parameters under different names, or if names of two models clash. The log then gives the reason.
+    The search collects garbage and visits every object of the process, in 0.4 s for two million. One search
+    finds the names of all living models.
 
     Args:
-        model: the parameters of which may come without names.
-        prefix: before each name, with a dot, as in `Module.named_parameters`: where names of two models of
-            one optimizer clash.
+        model: the model.
+        prefix: a prefix for each name, joined by a dot as in `Module.named_parameters`, if names of two
+            models in one optimizer clash.
 
     Raises:
-        TypeError: if `model` is no module, or `prefix` no text.
+        TypeError: if `model` is not a module, or `prefix` not a text.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -97,15 +97,15 @@ def register_names(model: torch.nn.Module, prefix: str = "") -> None:
 
 
 def with_names_found(caller: str, params: Any) -> Any:  # as torch takes them, of any kind
-    """Return parameters, pairs or groups of an optimizer as pairs with names, if they have none yet.
+    """Return an optimizer's parameters or groups as pairs with names, if they have no names yet.
 
-    As they are where they have, or no names are found. An iterator comes back as a list.
+    They are returned unchanged if they have names or none are found. An iterator is returned as a list.
 
     Raises:
-        ValueError: if models are registered, and a parameter is in none of them, or in two under other names.
+        ValueError: if models are registered, and a parameter is in none of them, or has two names.
     """
     if isinstance(params, (Tensor, Mapping, str, bytes, set)) or not isinstance(params, Iterable):
-        return params  # which torch refuses
+        return params  # torch raises for these
     listed = list(params)
     in_groups = bool(listed) and isinstance(listed[0], dict)
     groups = [dict(group) if isinstance(group, dict) else {} for group in listed] if in_groups else []
@@ -125,7 +125,7 @@ def with_names_found(caller: str, params: Any) -> Any:  # as torch takes them, o
         named = True
     for group in groups:
         if named and isinstance(group.get("params"), list) and not group["params"]:
-            group["param_names"] = []  # else torch takes the group for one without names
+            group["param_names"] = []  # otherwise torch treats the group as one without names
     return groups if in_groups else groups[0]["params"]
 
 
@@ -143,7 +143,7 @@ def names_of(caller: str, params: list[Tensor]) -> list[str] | None:
 
 
 def _registered(caller: str, params: list[Tensor]) -> list[str] | None:
-    """Return the names of parameters in a registered model; None if no model has all of them."""
+    """Return the names of parameters in a registered model, or None if no model has all of them."""
     found = _look_up(_TABLES.values(), params)
     if not all(found):  # the model may have other parameters by now
         _TABLES.update({model: _table(model, prefix) for model, prefix in list(_REGISTERED.items())})
@@ -189,9 +189,9 @@ def _of_owners(caller: str, params: list[Tensor]) -> list[str] | None:
 
 
 def _look_up(tables: Iterable[_Table], params: list[Tensor]) -> _Owned:
-    """Return for each parameter the tables that have it, and its name there.
+    """Return the tables that contain each parameter, with its name there.
 
-    Compiled graphs, which are modules too, count only where nothing else has a parameter.
+    Compiled graphs are modules too, and are used only if no other module has a parameter.
     """
     found: _Owned = [[] for _ in params]
     for table in tables:
@@ -206,7 +206,7 @@ def _look_up(tables: Iterable[_Table], params: list[Tensor]) -> _Owned:
 
 
 def _outer(found: _Owned) -> bool:
-    """Return whether a module has its parameters of these in one inner module, which names them too."""
+    """Return whether one inner module contains all these parameters of a module."""
     names: dict[int, list[str]] = {}
     for table, name in (entry for owned in found for entry in owned):
         names.setdefault(id(table), []).append(name)
@@ -217,7 +217,7 @@ def _outer(found: _Owned) -> bool:
 
 
 def _problem(params: list[Tensor], found: _Owned) -> str | None:
-    """Return why owners do not give the parameters names, and the way out; or None."""
+    """Return why owners give the parameters no names, with the remedy, or None."""
     so, way_out = "so the parameters have no names.", "Pass model.named_parameters(), or call"
     way_out = f"{so} {way_out} halfstep_torch.register_names(model, prefix=...) before."
     taken: dict[str, Tensor] = {}
@@ -261,7 +261,7 @@ def _joined(path: str, key: str) -> str:
 
 
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model inside wrappers: those whose names W7 drops, and PEFT's."""
+    """Return the model inside PEFT's wrappers and wrappers with names that W7 drops."""
     while True:
         children = vars(model).get("_modules") or {}
         if any(kind.__name__ == "PeftModel" for kind in type(model).__mro__) and "base_model" in children:
@@ -276,8 +276,8 @@ def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _search() -> None:
-    """Read the names of all outermost modules. A parameter knows no module, so all objects are visited."""
-    gc.collect()  # a module that was dropped may hold others still, and would give them its prefix
+    """Read the names of all outermost modules. Parameters have no link to modules, so it visits all objects."""
+    gc.collect()  # a dropped module may still contain others, and would give them its prefix
     modules, inner = _modules(), set[int]()
     for module in modules:
         inner.update(map(id, (vars(module).get("_modules") or {}).values()))

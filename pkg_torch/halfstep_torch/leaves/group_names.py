@@ -19,11 +19,11 @@ Group = dict[str, Any]
 StateDict = dict[str, Any]
 """A state dict of an optimizer, a parameter or a handle. Torch exports no name of its type."""
 _NAMELESS: collections.Counter = collections.Counter()
-"""How many optimizers without names this process has built, by their seeds."""
+"""Number of optimizers without names that this process has built, by seeds."""
 
 
 def parameter_names(caller: str, names: Iterable | None) -> dict[Tensor, str] | None:
-    """Return the names that an optimizer was given beside its parameters, by parameter."""
+    """Return the argument `names` of an optimizer as a dict by parameter."""
     if names is None:
         return None
     pairs = list(names.items()) if isinstance(names, Mapping) else list(names)
@@ -55,9 +55,9 @@ def given_names(groups: Iterable[Group]) -> list[str | None]:
 
 
 def settle_empty_groups(groups: Sequence[Group], new: Group) -> None:
-    """Let groups without parameters stand beside any other group: torch takes all with names, or none."""
+    """Allow empty groups beside any other group, because torch requires names in all groups or in none."""
     if not isinstance(new, dict) or isinstance(new.get("params", set()), set):
-        return  # which torch refuses
+        return  # torch raises for these
     given = new["params"]
     params = new["params"] = [given] if isinstance(given, Tensor) else list(given)
     if params:
@@ -74,7 +74,7 @@ class NamedMembers:
     """The names of all groups' parameters, kept by parameter.
 
     A list of parameters may be filtered, sorted or replaced in place. torch reads its list of names by
-    position, so that list is set here to the names of the parameters.
+    position, so this class sets that list to the parameters' names.
     """
 
     def __init__(self):
@@ -84,11 +84,11 @@ class NamedMembers:
         self._leaves: list[list[str]] = []
 
     def places(self) -> dict[Tensor, int]:
-        """Return the index of the group in which each parameter was last."""
+        """Return the index of each parameter's last group."""
         return {param: i for i, listed in enumerate(self._listed) for param in listed}
 
     def regrouped(self) -> "NamedMembers":
-        """Return the same names, for groups that are to be read anew."""
+        """Return the same names, for groups that are read again."""
         members = NamedMembers()
         members._names, members._seen = self._names, self._seen
         return members
@@ -98,11 +98,11 @@ class NamedMembers:
     ) -> Iterator[tuple[int, str, Tensor]]:
         """Return triples: group index, leaf name (contract W7) or position, parameter.
 
-        In `state` a parameter that has replaced another takes over its arrays.
+        If a parameter has replaced another, `state` gives it the arrays of the other.
 
         Raises:
-            ValueError: if a parameter was put into a list of parameters, and so has no name; or if
-                parameters were replaced, and state is left that has none.
+            ValueError: if a parameter was inserted into a list of parameters and has no name, or if
+                parameters were replaced and some state belongs to none of them.
         """
         params = [group["params"] for group in groups]
         if not _same(params, self._listed):
@@ -122,7 +122,7 @@ class NamedMembers:
         leaves: Sequence[list[str]],
         state: MutableMapping[Tensor, object],
     ) -> None:
-        """Give the state of replaced parameters to the parameters that have their names now."""
+        """Move the state of replaced parameters to the parameters that now have their names."""
         here = {param for listed in params for param in listed}
         moves: list[tuple[str, Tensor, Tensor]] = []
         for i, listed in enumerate(self._listed[: len(params)]):
@@ -152,7 +152,7 @@ class NamedMembers:
         self._seen |= here
 
     def _names_of(self, caller: str, index: int, group: Group) -> list[str]:
-        """Return the names of a group's parameters; a replacement takes the name of the one it replaces."""
+        """Return the names of a group's parameters. A replacement gets the name of the replaced parameter."""
         params, names = group["params"], group["param_names"]
         for place, param in enumerate(params):
             if param in self._names:
@@ -196,7 +196,7 @@ def check_named(caller: str, group: Group) -> None:
 
 
 def check_names(caller: str, groups: Iterable[Group]) -> None:
-    """Raise ValueError if two parameters have one name: they would share random words."""
+    """Raise ValueError if two parameters have the same name, because they would share random words."""
     names = [name for group in groups for name in group.get("param_names", ())]
     taken: dict[str, str] = {}
     for name, leaf in zip(names, leaf_names(names), strict=True):
@@ -209,7 +209,7 @@ def check_names(caller: str, groups: Iterable[Group]) -> None:
 
 
 def count_nameless(chain_seeds: Sequence[LinkSeed]) -> int:
-    """Count an optimizer without names; return how many were built before with the same seeds."""
+    """Count an optimizer without names. Return the number built before with the same seeds."""
     key = repr(tuple(chain_seeds))
     _NAMELESS[key] += 1
     return _NAMELESS[key] - 1
@@ -218,7 +218,7 @@ def count_nameless(chain_seeds: Sequence[LinkSeed]) -> int:
 def nameless_seeds(chain_seeds: Sequence[LinkSeed], before: int) -> list[LinkSeed]:
     """Return the seeds of an optimizer without names, given how many were built before (contract W7).
 
-    Numbers, None, or tuples of them, as links have them.
+    Seeds are numbers, None, or tuples of them, as in links.
     """
     return [_nameless_seed(seed, before) for seed in chain_seeds]
 
@@ -228,7 +228,7 @@ def _nameless_seed(seed: LinkSeed, before: int) -> LinkSeed:
         return tuple(_nameless_seed(part, before) for part in seed)
     if seed is None or not before:
         return seed
-    # No count of steps reaches 2^31, so no key of a step is among these.
+    # Step counts stay below 2^31, so no step has one of these keys.
     key = np.array([seed >> 32]), np.array([seed & 0xFFFFFFFF])
     high, low = fold(
         (key[0].astype(np.uint32), key[1].astype(np.uint32)), np.array([2**32 - before], np.uint32)

@@ -1,4 +1,4 @@
-"""The memory of parameters: whether they have any, and whether two of them overlap."""
+"""The checks that parameters have memory, and that no two of them overlap."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from halfstep_torch.distributed.shards import local_part
 
 
 def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError if two weights share memory: one update would be lost."""
+    """Raise ValueError if two weights share memory, because one update would be lost."""
     before: list[_Stretch] = []
     here = ((name, local_part(param)) for name, param in named)
     stretches = [_stretch(name, param) for name, param in here if param.numel() and has_memory(param)]
@@ -26,7 +26,7 @@ def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def is_other_view(grad: Tensor, param: Tensor) -> bool:
-    """Whether a gradient is in the memory of its weight, and not the very same view: `p.grad = p.t()`."""
+    """Whether a gradient is another view of its weight's memory, as after `p.grad = p.t()`."""
     distance = grad.data_ptr() - param.data_ptr()
     return abs(distance) < param.nbytes and bool(distance or grad.stride() != param.stride())
 
@@ -35,11 +35,11 @@ class _Stretch(NamedTuple):
     """The memory from the first element of a weight to its last.
 
     Attributes:
-        device: of the weight.
-        start: its first byte.
-        end: behind its last byte.
-        name: of the weight.
-        layout: shape and strides in bytes, the bytes of an element an axis more; None without gaps.
+        device: the device of the weight.
+        start: the address of its first byte.
+        end: the address after its last byte.
+        name: the name of the weight.
+        layout: shape and strides in bytes, with an axis for the bytes of an element, or None without gaps.
     """
 
     device: str
@@ -50,7 +50,7 @@ class _Stretch(NamedTuple):
 
 
 def has_memory(param: Tensor) -> bool:
-    """Whether a tensor has memory: not on the meta device, nor under FakeTensorMode."""
+    """Whether a tensor has memory, unlike on the meta device or under FakeTensorMode."""
     return param.device.type != "meta" and not hasattr(param, "fake_mode")
 
 
@@ -63,7 +63,7 @@ def _stretch(name: str, param: Tensor) -> _Stretch:
 
 
 def _overlap(a: _Stretch, b: _Stretch) -> bool:
-    """Whether two overlapping stretches share a byte: strided weights may interleave."""
+    """Whether two overlapping stretches share a byte, because strided weights may interleave."""
     if a.layout is b.layout is None:
         return True
     taken = torch.zeros(max(a.end, b.end) - a.start, dtype=torch.bool, device="cpu")

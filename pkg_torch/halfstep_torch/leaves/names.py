@@ -1,4 +1,4 @@
-"""Leaf names: the contract's form of torch parameter names. Contract: W7."""
+"""Leaf names, the contract's form of torch parameter names. Contract: W7."""
 
 import functools
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 @functools.lru_cache(maxsize=1 << 16)
 def leaf_name(name: str) -> str:
-    """Return the leaf name of a torch parameter: "." becomes "/", wrappers are dropped (contract W7).
+    """Return the leaf name of a torch parameter, with "/" for "." and without wrappers (contract W7).
 
-    Those of torch.compile, checkpointing and FSDP are dropped anywhere; "module", which may be a module's own
-    name, in front alone.
+    Prefixes of torch.compile, checkpointing and FSDP are removed anywhere. "module", which may be a module's
+    own name, is removed only in front.
 
     Example:
         >>> leaf_name("module._orig_mod.encoder.0._checkpoint_wrapped_module.weight")
@@ -27,7 +27,7 @@ def leaf_name(name: str) -> str:
 def leaf_names(names: Sequence[str]) -> list[str]:
     """Return the leaf names of the parameters of one model (contract W7).
 
-    Where two of them would agree but for "module" in front, each keeps what it has more of that.
+    If two names differ only in the number of leading "module" parts, each keeps its extra ones.
 
     Example:
         >>> leaf_names(["module.weight", "module.module.weight", "module.bias"])
