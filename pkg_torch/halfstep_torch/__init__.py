@@ -146,13 +146,13 @@ __all__ = [
 ]
 name_by_package(globals(), __all__)
 
-if not TYPE_CHECKING:  # a checker knows what there is
+if not TYPE_CHECKING:  # type checkers find all names themselves
 
     def __getattr__(name: str) -> NoReturn:
-        """Raise AttributeError, with the name that users of other libraries look for."""
+        """Raise AttributeError, with our name for one from another library."""
         raise no_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:
-    """Let completion offer public names and adapters alone."""
+    """Return only public names and adapters, for completion."""
     return [*__all__, "integrations", "__version__"]

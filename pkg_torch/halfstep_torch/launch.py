@@ -1,4 +1,4 @@
-"""A step that is built once and run many times, until a fact that it depends on changes.
+"""A step that is built once and run many times, until one of its facts changes.
 
 built once   checks of parameters, gradients and state; plans; rows; kernels; exchanges between processes
 each step    counts; numbers of groups with a replaced entry; keys of random words
@@ -34,7 +34,7 @@ from halfstep_torch.sharded.run import exchange_all, step_apart
 from halfstep_torch.sharded.state_home import StateOwner
 from halfstep_torch.storage.stored_moment import State
 
-# Entries of a group that no link reads: parameters and their names are part of the key.
+# Entries of a group that no link reads, because parameters and their names are part of the key.
 _NOT_NUMBERS = ("params", "param_names", HEADER)
 _GRAD = operator.attrgetter("grad")
 _UNCHANGING = (bool, int, float, str, type(None), torch.dtype)
@@ -45,22 +45,21 @@ Parameters = Sequence[tuple[int, str, Tensor]]
 class Launch:
     """The built step of some parameters.
 
-    It is stale when the `Facts` about parameters with a gradient change: checks, plans, rows and kernels
-    depend on these. Numbers are no such facts. A group is read again, and checked, when an entry is replaced
-    by another object, a format gets another description, or an entry can change in place, as a tensor can.
-
-    Among plain tensors, each step chooses the ones with a gradient, and adds new ones.
+    It is stale when the `Facts` about parameters with a gradient change, because checks, plans, rows and
+    kernels depend on them. Numbers are not such facts. A group is read and checked again if an entry is
+    replaced by another object, a format has another description, or an entry can change in place, such as a
+    tensor. Each step chooses the plain tensors with a gradient, and adds new ones.
 
     Attributes:
-        batches: that are run.
-        on_meta: batches of the meta device, which only make state.
-        meshes: of all parameters, with or without a gradient.
+        batches: the batches to run.
+        on_meta: batches on the meta device, which only make state.
+        meshes: the meshes of all parameters, with or without a gradient.
         talking: meshes with an exchange between processes in the step.
         has_schedules: whether the lr of a group is a function of the step.
         watches_rates: whether a rule depends on the largest rate of the run.
         is_new: whether it was not run since parameters were added.
         captures: the steps of batches that CUDA graphs may capture.
-        needs_no_host: whether the next step is made of these alone.
+        needs_no_host: whether the next step consists only of these.
     """
 
     def __init__(self, optimizer: StateOwner, named: Parameters) -> None:
@@ -118,7 +117,7 @@ class Launch:
         self.batches, self._sharing = [*parts.values()], self._all_sharing
         if len(parts) < len(self._wholes) or any(batch.whole for batch in self.batches):
             self._sharing = some_sharing(self._all_sharing, parts)
-        self._norms = GradientNorms(self._compile)  # which keeps a table for each set of gradients
+        self._norms = GradientNorms(self._compile)  # it keeps a table for each set of gradients
         held = {*map(id, self._wholes)}
         for of_batches in (self._pairs, self._scaled):
             for gone in of_batches.keys() - held:
@@ -130,7 +129,7 @@ class Launch:
         self._orders = [orders[batch.indices] for batch in self.batches]
 
     def holds(self, listed: Sequence[Tensor], optimizer: StateOwner) -> bool:
-        """Whether the launch still fits these parameters: the facts about them are unchanged."""
+        """Whether the facts about these parameters are unchanged, so that the launch still fits."""
         self._lacks = False
         if (
             self.is_new
@@ -172,7 +171,7 @@ class Launch:
         check_capture(optimizer._name, self.batches, names)
 
     def _take(self, has: list[bool]) -> bool:
-        """Choose the known ones of other parameters with a gradient; return False if this cannot be."""
+        """Choose other known parameters with a gradient. Return False if this is impossible."""
         places = np.flatnonzero(has)
         known = self._key.known[places]
         if not self._chooses or not known.any():
@@ -184,10 +183,10 @@ class Launch:
         return True
 
     def _held(self, weights: Sequence[Tensor], states: Mapping[Tensor, State]) -> list:
-        """Return the states of the chosen parameters. To look up a tensor takes longer than to compare.
+        """Return the states of the chosen parameters. Looking up a tensor is slower than comparing.
 
         Raises:
-            LookupError: if a parameter that was stepped has no state any more, which must be free then.
+            LookupError: if a stepped parameter has no state any more, so that the state can be freed.
         """
         keys, values = self._states
         same = len(keys) == len(states) and all(map(operator.is_, keys, states))
@@ -200,14 +199,14 @@ class Launch:
         return self._chosen_states
 
     def extend(self, optimizer: StateOwner, named: Parameters, scale: float | None) -> bool:
-        """Add parameters that are new, if `holds` found nothing else; else return False."""
+        """Add new parameters if `holds` found no other change, else return False."""
         if not self._lacks or not self.renew(optimizer, scale, self._wholes):
             return False
         self._add(optimizer, named)
         return True
 
     def renew(self, optimizer: StateOwner, scale: float | None, batches: Sequence[Batch] = ()) -> bool:
-        """Read the groups of a step, after `holds`; return False if the launch must be rebuilt.
+        """Read the groups of a step, after `holds`. Return False if the launch must be rebuilt.
 
         `scale` is the scale of the gradients. Raises an error where reading a group raises one.
         """
@@ -233,7 +232,7 @@ class Launch:
             batch.steps = steps[batch.indices].tolist()
 
     def _keeps_plans(self, read: ReadGroup) -> bool:
-        """Whether the plans of a group's parameters are unchanged: most numbers do not affect a plan."""
+        """Whether the plans of a group's parameters are unchanged. Most numbers do not affect a plan."""
         slots = (slot for batch in self._wholes if batch.group.index == read.index for slot in batch.slots)
         return all(read.plan(slot.name, slot.owner) == slot.whole_plan for slot in slots)
 
@@ -249,13 +248,13 @@ class Launch:
         return any(not has_memory(slot.param) or bool(slot.grad.any()) for slot in slots)
 
     def bring(self) -> Measured:
-        """Bring gradients to their weights; return the numbers that links measure over all gradients."""
+        """Move gradients to their weights. Return the numbers that links measure over all gradients."""
         for action in self._actions:
             action.bring()
         return measure(self.batches, self._norms.sums, self._norms.late) if self._looks else {}
 
     def prepare(self, optimizer: StateOwner, measured: Measured) -> None:
-        """Prepare numbers, keys, kernels and rows: everything that can fail, before weights change."""
+        """Prepare numbers, keys, kernels and rows. Failures are raised here, before weights change."""
         if self._looks:
             check_finite(optimizer._name, self.batches)
         self._numbers = attach_numbers(self.batches, measured, self._numbers)
@@ -276,11 +275,11 @@ class Launch:
         self.needs_no_host = not self.meshes and self.captures.have_all(self.batches)
 
     def _find_kernels(self, optimizer: StateOwner) -> None:
-        """Find the kernels that are built: two for all of a batch, or one for each stage."""
+        """Find the built kernels, two for a whole batch or one for each stage."""
         name, choice = optimizer._name, optimizer._compile
         some = [batch for batch in self.batches if not batch.kernels or None in batch.kernels]
         some = [batch for batch in some if choice.wants(name, batch.device)]
-        # Every compiler is started before the first is waited for.
+        # Every compiler is started before the first wait.
         asked = [self._kernels_of(batch) for batch in some]
         compile_at_once([kernel.request for kernel in {x: None for kernels in asked for x in kernels if x}])
         for batch, kernels in zip(some, asked, strict=True):
@@ -308,7 +307,7 @@ class Launch:
         return made
 
     def run(self) -> None:
-        """Step the batches and count each when it ends: weights, state and counts change."""
+        """Step the batches and increment their counts. Weights, state and counts change."""
         waiting = []
         if self.needs_no_host:
             self.captures.run(self.batches)
@@ -316,7 +315,7 @@ class Launch:
         for batch in self.batches:
             waiting += run_batch(batch, step_apart, self._scaled.get(id(batch)))
             self._counts.set(self._steps, batch.ending)
-        # Slots that need words of other processes wait here until all such slots have come to that rule.
+        # Slots that need words from other processes wait here until all such slots have reached the rule.
         while waiting:
             exchange_all([x for _, of_walk in waiting for x in of_walk])
             waiting = [(walk, asked) for walk, _ in waiting if (asked := next(walk, None)) is not None]
@@ -347,7 +346,7 @@ class Launch:
 
 
 class _Entries:
-    """The entries of a group, to notice one that is replaced by another object."""
+    """The entries of a group, to detect one that is replaced by another object."""
 
     def __init__(self, group: Group, read: ReadGroup) -> None:
         self._keys, self._values = list(group), list(group.values())
@@ -364,7 +363,7 @@ class _Entries:
         )
 
     def are_those_of(self, group: Group, may_change: bool) -> bool:
-        """Whether a group still has these entries; none was changed in place, unless they `may_change`."""
+        """Whether a group still has these entries, and none was changed in place unless `may_change`."""
         same = len(group) == len(self._keys) and all(map(operator.is_, group.values(), self._values))
         return (
             (self._stay or may_change) and same and list(group) == self._keys and self._formats == self._said

@@ -9,11 +9,11 @@ _LOG = logging.getLogger("halfstep_torch")
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Advice with numbers that change from step to step: it is logged once, whatever they are.
+    """Advice with numbers that differ between steps, logged once for all of them.
 
     Attributes:
-        about: what it is about, as no other advice.
-        text: what is logged.
+        about: the topic, unique to this advice.
+        text: the logged text.
     """
 
     about: str

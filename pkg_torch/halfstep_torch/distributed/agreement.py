@@ -1,4 +1,4 @@
-"""Checks before a step that all processes of a mesh can make it, and that it is the same step."""
+"""Checks before a step that all processes of a mesh can make the same step."""
 
 import hashlib
 import json
@@ -11,10 +11,10 @@ from halfstep_torch.distributed.shards import Mesh
 
 
 class Attempt:
-    """A context that keeps the error that ends it, for `agree` to raise.
+    """A context that catches an error, for `agree` to raise.
 
     Attributes:
-        error: that; None where there was none.
+        error: the error, or None.
     """
 
     error: Exception | None = None
@@ -30,8 +30,8 @@ class Attempt:
 def agree(caller: str, meshes: Sequence[Mesh], error: BaseException | None, notes: Sequence[Mapping]) -> None:
     """Raise `error`, and in every other process of the meshes an error that names it, so that none hangs.
 
-    Without an error anywhere, raise RuntimeError in all processes of a mesh unless they have the same notes:
-    of each mesh what JSON writes, by what it is called in the message.
+    Without an error, raise RuntimeError in all processes of a mesh unless they have the same notes. The notes
+    for each mesh are JSON values by their name in the message.
     """
     problems = [_problem(mesh, error, of_mesh) for mesh, of_mesh in zip(meshes, notes, strict=True)]
     if error is not None:
@@ -46,7 +46,7 @@ def any_of(meshes: Sequence[Mesh], here: bool) -> bool:
 
 
 def _problem(mesh: Mesh, error: BaseException | None, notes: Mapping[str, object]) -> str:
-    """Return why the processes of a mesh cannot make a step together; "" if they can."""
+    """Return why the processes of a mesh cannot make a step together, or "" if they can."""
     digests = [0 if error else _digest(value) for value in notes.values()]
     failed, *largest = _largest(mesh, [int(error is not None), *digests, *(-digest for digest in digests)])
     if failed:
@@ -66,7 +66,7 @@ def _problem(mesh: Mesh, error: BaseException | None, notes: Mapping[str, object
 
 
 def _differing(mesh: Mesh, entries: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the entries that differ between processes of a mesh; all entries if their number differs."""
+    """Return the entries that differ between processes, or all entries if their number differs."""
     if len(set(map(abs, _largest(mesh, [len(entries), -len(entries)])))) > 1:
         return entries
     digests = [_digest(entry) for entry in entries.items()]
@@ -76,7 +76,7 @@ def _differing(mesh: Mesh, entries: Mapping[str, object]) -> Mapping[str, object
 
 
 def _largest(mesh: Mesh, numbers: Sequence[int]) -> list[int]:
-    """Return for each number its largest value over the processes of the mesh."""
+    """Return the maximum of each number over the processes of the mesh."""
     told = torch.tensor(numbers, dtype=torch.int64, device=mesh.device_type)
     return reduce_max(told, mesh).tolist()
 

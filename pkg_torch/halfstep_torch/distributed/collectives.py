@@ -1,7 +1,6 @@
-"""Collectives for many leaves at once: the latency of a collective costs more than its bytes.
+"""Collectives for many leaves at once, because their latency costs more than their bytes.
 
-A mesh of several dimensions takes one collective along each: every process group of it is one that its user
-has made.
+A mesh with several dimensions needs one collective along each, so only the user's process groups are used.
 """
 
 import math
@@ -27,7 +26,7 @@ _ALIGNED = 16
 
 
 def groups_of(mesh: Mesh) -> "list[dist.ProcessGroup]":
-    """Return the process groups of a mesh, one for each dimension; RuntimeError if they were destroyed."""
+    """Return a mesh's process groups, one for each dimension. Raise RuntimeError if they were destroyed."""
     try:
         return mesh.get_all_groups()
     except Exception as error:
@@ -38,14 +37,14 @@ def groups_of(mesh: Mesh) -> "list[dist.ProcessGroup]":
 
 
 def reduce_max(x: Tensor, mesh: Mesh) -> Tensor:
-    """Make every element of a tensor the largest of all processes of a mesh, in place; return it."""
+    """Replace each element by its maximum over a mesh's processes, in place, and return the tensor."""
     for group in groups_of(mesh):
         dist.all_reduce(x, op=dist.ReduceOp.MAX, group=group)
     return x
 
 
 def reduce_sum(x: Tensor, mesh: Mesh) -> Tensor:
-    """Make every element of a tensor the sum over all processes of a mesh, in place; return it."""
+    """Replace each element by its sum over a mesh's processes, in place, and return the tensor."""
     for group in groups_of(mesh):
         dist.all_reduce(x, op=dist.ReduceOp.SUM, group=group)
     return x
@@ -54,7 +53,7 @@ def reduce_sum(x: Tensor, mesh: Mesh) -> Tensor:
 def total_counts(owners: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Return the sums of the parameters' counts over all processes, by one collective for each mesh.
 
-    Of each of the `owners`, `counts` has some numbers, counted in its local part.
+    `counts` has some numbers for each of the `owners`, counted in its local part.
     """
     totals = [tuple(numbers) for numbers in counts]
     places = [i for i, owner in enumerate(owners) if is_sharded(owner)]
@@ -99,7 +98,7 @@ def gather_whole(tensors: Sequence[Array]) -> list[Tensor]:
 
 
 def reduce_together(tensors: Sequence[Tensor], groups: "Iterable[dist.ProcessGroup]") -> list[Tensor]:
-    """Return the sums of tensors of one dtype over process groups, one group after the other."""
+    """Return the sums of tensors with one dtype over process groups, one group after another."""
     summed = torch.cat([x.reshape(-1) for x in tensors])
     for group in groups:
         dist.all_reduce(summed, op=dist.ReduceOp.SUM, group=group)

@@ -25,13 +25,13 @@ def norms_of_shards(
 ) -> Tensor:
     """Return the norm of all elements of all tensors, and of 2^-64 times them, equal in all processes.
 
-    `tensors` are in this process, and `owners` the parameters that they belong to: of a DTensor a shard, of a
-    plain tensor all of it. An element that several processes have counts once. `sums` have the bits of
-    `PLAIN_SUMS`.
+    `tensors` are in this process, and `owners` are their parameters. A DTensor has a shard there, and a plain
+    tensor all elements. An element in several processes counts once. `sums` have the bits of `PLAIN_SUMS`.
 
-    With `exact` it has the bits of `global_norm` of the whole tensors, by two collectives for all tensors of
-    a mesh: the largest magnitude, then the sum of integers. Otherwise it is the norm of the processes' norms,
-    in one order everywhere, by one collective: within N1's bound of the norm in one process.
+    With `exact` the result has the bits of `global_norm` on the whole tensors, by two collectives for all
+    tensors of a mesh (the largest magnitude, then the sum of integers). Otherwise it is the norm of the
+    processes' norms, in the same order everywhere, by one collective. It is then within N1's bound of the
+    norm in one process.
     """
     by_mesh: dict[Mesh | None, list[Tensor]] = {}
     for i, owner in enumerate(owners):
@@ -63,10 +63,10 @@ class Share:
     """The share of this process in the norm of a sharded tensor.
 
     Attributes:
-        kind: "norm"; or of an exact one "largest", its largest pattern, and then "sum", of squares.
-        key: the place of the parameter in the step, and of the norm in the update.
-        mesh: over which the parameter is sharded.
-        value: of the elements here; once it is exchanged, of all.
+        kind: "norm", or for an exact norm "largest" (the largest pattern) and then "sum" (of squares).
+        key: the indices of the parameter in the step and of the norm in the update.
+        mesh: the mesh over which the parameter is sharded.
+        value: the value for local elements, and for all elements after the exchange.
     """
 
     kind: str
@@ -78,8 +78,8 @@ class Share:
 class SharedNorms(InPlaceOp):
     """Operations of a rule on a sharded parameter.
 
-    An `update` that asks for norms is run several times, each time after `begin`: as long as that leaves
-    `shares`, which are then to be exchanged, its result is nothing.
+    An `update` with norms is run several times, each time after `begin`. If a run leaves `shares`, they must
+    be exchanged, and its result is not used.
     """
 
     def __init__(self, owner: DTensor, index: int) -> None:
@@ -87,12 +87,12 @@ class SharedNorms(InPlaceOp):
         self._counts = counts_here(owner)
 
     def begin(self) -> None:
-        """Be ready for another run."""
+        """Start another run."""
         self._asked = 0
         self.shares: list[Share] = []
 
     def norms_of(self, x: Tensor, exact: bool) -> Tensor:
-        """Return the norms of the whole array of which x is the local part; zeros until they are known."""
+        """Return the norms of the whole array, given its local part x, or zeros until they are known."""
         key, here = (self._index, self._asked), [x] if self._counts else []
         self._asked += 1
         before: Share | None = self._known.get(key)
@@ -117,7 +117,7 @@ class SharedNorms(InPlaceOp):
 
 
 def exchange(shares: Sequence[Share]) -> None:
-    """Add up the shares of all processes: one collective for each kind, along a mesh."""
+    """Add up the shares of all processes, by one collective for each kind along a mesh."""
     together: dict[tuple[Mesh, str], dict[tuple[int, int], list[Share]]] = {}
     for share in sorted(shares, key=lambda share: share.key):
         together.setdefault((share.mesh, share.kind), {}).setdefault(share.key, []).append(share)
@@ -128,7 +128,7 @@ def exchange(shares: Sequence[Share]) -> None:
 
 
 def _of_all(kind: str, mesh: Mesh, shares: list[list[Share]]) -> Tensor:
-    """Return the values of all processes together; of each, this process has a share or some."""
+    """Return the totals over processes, given this process's shares in each value."""
     parts = [torch.stack([share.value for share in of_key]) for of_key in shares]
     if kind == "largest":
         return reduce_max(torch.stack([of_key.amax() for of_key in parts]), mesh)
@@ -140,7 +140,7 @@ def _of_all(kind: str, mesh: Mesh, shares: list[list[Share]]) -> Tensor:
 
 
 def clip(updates: Iterable[Tensor], norms: Tensor, max_norm: float | Tensor) -> Iterator[Tensor]:
-    """Yield updates, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
+    """Yield updates in float32, times max_norm / norm if the norm is above max_norm (contract N3)."""
     of_device = {}
     for u in updates:
         if u.device not in of_device:
@@ -149,7 +149,7 @@ def clip(updates: Iterable[Tensor], norms: Tensor, max_norm: float | Tensor) -> 
 
 
 def clip_factors(norms: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the quotient and the scale that updates are multiplied by, or 1 and 1, which keep every bit."""
+    """Return the two factors of updates, quotient and scale, or 1 and 1, which keep every bit."""
     norm, scale = in_range(norms)
     passes = norms[0] <= max_norm
     return torch.where(passes, 1.0, max_norm / norm), torch.where(passes, 1.0, scale)

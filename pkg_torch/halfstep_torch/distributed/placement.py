@@ -1,6 +1,6 @@
-"""How the state arrays of a sharded parameter are placed: beside its elements, or whole in every process.
+"""The placement of a sharded parameter's state arrays, beside its elements or whole in every process.
 
-Decided from shapes, mesh and placements alone, so that every process decides alike.
+It depends only on shapes, mesh and placements, so all processes decide alike.
 """
 
 import math
@@ -26,10 +26,10 @@ from halfstep_torch.storage.state_array import StateArray
 
 
 def array_placements(spec: StateArray, param: DTensor) -> Placements | None:
-    """Return the placements of a state array with the shards of the weights; None if there are none.
+    """Return the placements of a state array beside the shards of the weights, or None.
 
-    There are such placements under two conditions. No border of a shard cuts a block, or a byte of two codes.
-    The shards of the array, as torch cuts them, are the blocks of the shards of the weights.
+    Such placements exist if no border of a shard cuts a block or a byte of two codes, and if the array's
+    shards, as torch cuts them, are the blocks of the weights' shards.
     """
     placements, shape = tuple(param.placements), tuple(param.shape)
     if spec.shape_of is not None and spec.values_shape(shape) != shape:
@@ -51,7 +51,7 @@ def array_placements(spec: StateArray, param: DTensor) -> Placements | None:
 
 
 def _fits(window: Window, entries: Window, axis: int, run: int, unit: int, per_entry: int) -> bool:
-    """Whether the entries belong to the window, which holds whole units of every run, from `axis` on."""
+    """Whether the entries belong to the window, which has whole units of every run from `axis` on."""
     if window.is_empty:
         return entries.is_empty
     if window.shape[axis + 1 :] != window.whole[axis + 1 :]:
@@ -68,7 +68,7 @@ def _fits(window: Window, entries: Window, axis: int, run: int, unit: int, per_e
 
 
 def new_array(spec: StateArray, param: DTensor, placements: Placements) -> Tensor:
-    """Return the state array of a sharded parameter that was never stepped, as a DTensor so placed."""
+    """Return the initial state array of a sharded parameter, as a DTensor with these placements."""
     shape = spec.shape(tuple(param.shape))
     if spec.copied_as is not None:
         here = window_here(shape, param.device_mesh, placements)
@@ -88,12 +88,12 @@ def new_array(spec: StateArray, param: DTensor, placements: Placements) -> Tenso
 def placed_copy(array: Tensor, param: Tensor, placements: Placements | None) -> Tensor:
     """Return a copy of a state array on the device of its parameter, with the given placements.
 
-    `array` is a plain tensor, of all elements, or a DTensor, placed in any way; `placements` belong to
-    the copy, or are None beside a plain parameter.
+    `array` is a plain tensor with all elements, or a DTensor with any placements. `placements` are the
+    placements of the copy, or None for a plain parameter.
     """
     where = sharding(param)
     if is_sharded(array) and sharding(array) != (where and (where[0], placements)):
-        array = gather_whole([array])[0]  # as bytes, which every backend sends
+        array = gather_whole([array])[0]  # as bytes, because every backend can send bytes
     local, shape = local_part(array), tuple(array.shape)
     if where and placements is not None and not is_sharded(array):
         local = local[window_here(shape, where[0], placements).box]
@@ -104,7 +104,7 @@ def placed_copy(array: Tensor, param: Tensor, placements: Placements | None) -> 
 
 
 def beside(array: Tensor, param: Tensor) -> Tensor:
-    """Return the elements of a state array, of the shape of a parameter, that this process has of that."""
+    """Return the elements of a state array at this process's elements of its parameter."""
     if not is_sharded(array) or sharding(array) == sharding(param):
         return local_part(array)
     return local_part(array)[window_of(param).box]

@@ -1,10 +1,10 @@
-"""Replicas of one model in several processes: they must agree in seed and step, or they drift apart unseen.
+"""Replicas of one model in several processes, which must agree in seed and step or drift apart silently.
 
 Two processes hold replicas if their parameters have the same names, shapes and gradients, as under
 DistributedDataParallel. Processes that train different models are not compared. The first process to make a
 step leaves its seeds and steps in the store of the process group. Each later process compares its values with
-these, so no process waits. At every hundredth step they compare gradients likewise: if these differ at the
-same count, the counts have come apart.
+these, so no process waits. At every hundredth step they compare gradients in the same way. If gradients
+differ at the same count, the counts no longer agree.
 """
 
 import collections
@@ -19,12 +19,12 @@ from torch import Tensor
 from halfstep_torch.numbers.seeds import LinkSeed
 from halfstep_torch.say_once import Advice, say_once
 
-# How often this process has compared replicas of one kind: a second run of a model is not the first.
+# Comparisons of replicas by kind in this process, which separate a second run of a model from the first.
 _COMPARED: collections.Counter = collections.Counter()
 
 
 class Replica(Protocol):
-    """A parameter that is stepped: its slot, as far as processes compare it."""
+    """The part of a stepped parameter's slot that processes compare."""
 
     name: str
     param: Tensor
@@ -36,7 +36,7 @@ class Replica(Protocol):
 
     @property
     def grad(self) -> Tensor:
-        """The gradient here."""
+        """The gradient in this process."""
         ...
 
 
@@ -44,13 +44,13 @@ def check_replicas(caller: str, slots: Sequence[Replica], seeds: Sequence[LinkSe
     """Raise RuntimeError if another process steps a replica with other seeds, or at another step.
 
     Args:
-        caller: for the messages.
-        slots: the parameters that are stepped, each with its name, `param`, `grad` and step.
-        seeds: of the links of every param group.
+        caller: the name in messages.
+        slots: the stepped parameters, each with its name, `param`, `grad` and step.
+        seeds: the seeds of links in every param group.
 
     Returns:
-        Under which key replicas have met, for `check_counts`; "" in a process alone; None where gradients
-        of zero do not tell replicas from other models: ask at the next step.
+        The key of the comparison, for `check_counts`. It is "" in a single process, and None if zero
+        gradients cannot separate replicas from other models. Then call it again at the next step.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -66,19 +66,19 @@ def check_replicas(caller: str, slots: Sequence[Replica], seeds: Sequence[LinkSe
     if not any(bool(slot.grad.count_nonzero()) for slot in slots):
         return None
     store = _store()
-    # A backend that starts its processes itself, such as MPI, has none.
+    # Backends that start processes themselves, such as MPI, have no store.
     return compare(caller, store, distributed.get_rank(), slots, seeds, _COMPARED) if store else ""
 
 
 def check_counts(caller: str, key: str, slots: Sequence[Replica]) -> None:
-    """Warn if replicas that have met under a key have other gradients at the count of this step."""
+    """Warn if replicas with the same key have other gradients at the count of this step."""
     if key and slots and torch.distributed.is_initialized() and (store := _store()):
         compare_gradients(caller, store, torch.distributed.get_rank(), key, slots)
 
 
 def compare_gradients(
     caller: str,
-    store: Any,  # as `_store` returns
+    store: Any,  # the result of `_store`
     rank: int,
     key: str,
     slots: Sequence[Replica],
@@ -111,9 +111,9 @@ def compare(
     seeds: Sequence[LinkSeed],
     compared: collections.Counter,
 ) -> str:
-    """Compare seeds and steps with the entries of a store, or leave them there; return their key.
+    """Compare seeds and steps with the entries of a store, or leave them there. Return their key.
 
-    `compared` counts how often this process has compared slots like these.
+    `compared` counts this process's comparisons of slots like these.
     """
     of_grads = [*map(_corner, _grads(slots)), *map(_sum_of_bits, _grads(slots))]
     kind = _digest([*((slot.name, tuple(slot.param.shape)) for slot in slots), *of_grads])
@@ -138,13 +138,13 @@ def _grads(slots: Iterable[Replica]) -> Iterable[Tensor]:
 
 
 def _corner(x: Tensor) -> str:
-    """Return the bits of some elements of a tensor, whatever its layout."""
+    """Return the bits of some elements in a tensor of any layout."""
     corner = x[tuple(slice(0, 4) for _ in range(x.dim()))].to("cpu", torch.float32).contiguous()
     return corner.view(-1).view(torch.int32).numpy().tobytes().hex()
 
 
 def _sum_of_bits(x: Tensor) -> int:
-    """Return the sum of a tensor's patterns of bits, as integers: its corner may be zeros."""
+    """Return the sum of a tensor's bit patterns as integers, because its corner may be zeros."""
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     return int(x.detach().view(integers).sum(dtype=torch.int64))
 
@@ -154,7 +154,7 @@ def _digest(what: object) -> str:
 
 
 def _plain(seeds: LinkSeed) -> LinkSeed:
-    """Return seeds as JSON has them."""
+    """Return seeds in the form of JSON."""
     return [_plain(seed) for seed in seeds] if isinstance(seeds, (list, tuple)) else seeds
 
 

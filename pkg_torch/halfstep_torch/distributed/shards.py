@@ -1,7 +1,7 @@
-"""Shards of DTensors: the local part of a tensor, and the parts of the other processes of the mesh.
+"""Shards of DTensors: the local part of a tensor, and the parts in other processes of the mesh.
 
-torch has no public name for the offset of a shard, so the cut is made here as torch documents it: an axis of
-n elements over k processes is cut in pieces of ceil(n / k), mesh dimension by mesh dimension.
+torch has no public name for the offset of a shard, so it is computed here as torch documents it. An axis with
+n elements over k processes is cut into pieces of ceil(n / k), for one mesh dimension after another.
 """
 
 import functools
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as Mesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
-else:  # a torch without them has no DTensor either
+else:  # a build of torch without distributed has no DTensor
     Mesh = DTensor = Placement = object
 
 Placements = tuple[Placement, ...]
-"""Of an array, along each dimension of a mesh."""
+"""Placements of an array along each dimension of a mesh."""
 
 PLAIN = {Tensor, torch.nn.Parameter}
-"""The classes of tensors that are no DTensor and no other subclass."""
+"""Classes of plain tensors, which are neither DTensors nor other subclasses."""
 
 
 class _Kinds(dict):
-    """Of each class whether its objects are DTensors: asked for some times of every tensor of a step."""
+    """A cache of whether a class is of DTensors, which a step reads several times for every tensor."""
 
     def __missing__(self, cls: type) -> bool:
         module = sys.modules.get("torch.distributed.tensor")  # without it there is none
@@ -45,12 +45,12 @@ _SHARDED = _Kinds()
 
 
 def is_sharded(x: object) -> TypeGuard[DTensor]:
-    """Whether a tensor is a DTensor; a replicated one is, too."""
+    """Whether a tensor is a DTensor, including a replicated one."""
     return _SHARDED[type(x)]
 
 
 def local_part(x: Tensor) -> Tensor:
-    """Return the local part of a tensor, in its own memory: all of a plain tensor."""
+    """Return the local part of a tensor in its own memory, or all of a plain tensor."""
     if not _SHARDED[type(x)]:
         return x
     whole: Any = x  # a DTensor
@@ -59,12 +59,12 @@ def local_part(x: Tensor) -> Tensor:
             local = whole.to_local()
     else:
         local = whole.to_local()
-    # A collective may still be under way.
+    # A collective may still be running.
     return local.wait() if hasattr(local, "__tensor_flatten__") else local
 
 
 def sharding(x: Array) -> tuple[Mesh, Placements] | None:
-    """Return the mesh and the placements of a DTensor; None for a plain tensor."""
+    """Return the mesh and the placements of a DTensor, or None for a plain tensor."""
     return (x.device_mesh, tuple(x.placements)) if _SHARDED[type(x)] else None
 
 
@@ -74,7 +74,7 @@ def mesh_sizes(mesh: Mesh) -> Shape:
 
 
 def counts_here(x: Tensor) -> bool:
-    """Whether this process counts its elements: it is the first of the processes that hold them."""
+    """Whether this process counts its elements, as the first process that has them."""
     if not is_sharded(x):
         return True
     places = zip(x.placements, coordinate_in(x.device_mesh), strict=True)
@@ -94,9 +94,9 @@ def window_here(shape: Shape, mesh: Mesh, placements: Placements) -> Window:
 
 
 def windows_of_all(x: DTensor, shape: Shape | None = None) -> list[Window]:
-    """Return the windows of all processes of a DTensor's mesh, in the same order everywhere.
+    """Return the windows of all processes in a DTensor's mesh, in the same order everywhere.
 
-    With a `shape`, return the windows of an array of that shape that is placed as `x` is.
+    With a `shape`, return the windows of an array with this shape and the placements of `x`.
     """
     return windows(tuple(x.shape) if shape is None else shape, mesh_sizes(x.device_mesh), tuple(x.placements))
 
@@ -112,7 +112,7 @@ def rank_in(mesh: Mesh) -> int:
 def coordinate_in(mesh: Mesh) -> Sequence[int]:
     """Return the coordinate of this process in a mesh."""
     coordinate = mesh.get_coordinate()
-    assert coordinate is not None  # `check_sharding` has refused meshes that this process is not in
+    assert coordinate is not None  # `check_sharding` raises for meshes without this process
     return coordinate
 
 
@@ -138,7 +138,8 @@ def windows(shape: Shape, sizes: Shape, placements: Placements) -> list[Window]:
 def _mesh_dims(placements: tuple, axis: int) -> list[int]:
     """Return the mesh dimensions that cut an axis, in the order of their cuts.
 
-    From left to right; but FSDP over tensor parallelism cuts last, though its dimension comes first.
+    The order is from left to right, except that FSDP over tensor parallelism cuts last, with the first
+    dimension.
     """
     dims: list[int] = []
     for dim, placement in reversed(list(enumerate(placements))):
@@ -148,12 +149,12 @@ def _mesh_dims(placements: tuple, axis: int) -> list[int]:
 
 
 def _parts(placement: Placement) -> int:
-    """Return into how many parts the axis of a strided placement is already cut; 1 for other placements."""
+    """Return the number of parts into which a strided placement's axis is already cut, else 1."""
     return getattr(placement, "split_factor", 1)
 
 
 def check_sharding(caller: str, name: str, x: Tensor) -> None:
-    """Raise ValueError unless every process holds a box of the weights `x`, or all of them."""
+    """Raise ValueError unless every process has a box of the weights `x`, or all of them."""
     if not is_sharded(x):
         return
     mesh, placements = x.device_mesh, tuple(x.placements)
@@ -191,7 +192,7 @@ def check_sharding(caller: str, name: str, x: Tensor) -> None:
 
 
 def _axis(placement: Placement) -> int | None:
-    """Return the axis that a placement cuts. FSDP over tensor parallelism has a class other than `Shard`."""
+    """Return the axis that a placement cuts. FSDP over tensor parallelism has its own class."""
     return getattr(placement, "dim", None)
 
 
@@ -213,7 +214,7 @@ def replicated(x: DTensor) -> Placements:
 
 
 def refuse_shards(caller: str, tensors: Iterable[Tensor], way_out: str) -> None:
-    """Raise TypeError if a tensor is a DTensor: the caller works on whole tensors."""
+    """Raise TypeError if a tensor is a DTensor, because the caller needs whole tensors."""
     if any(map(is_sharded, tensors)):
         raise TypeError(f"{caller}: a parameter is a DTensor, which it does not support. {way_out}")
 
@@ -224,7 +225,7 @@ def check_not_replaced(
     """Raise RuntimeError if `fully_shard` has replaced parameters, given by leaf name.
 
     torch keeps no link from a parameter to its replacement. So all objects are searched for a sharded model
-    with a parameter of the same name. Ask where no parameter ever had a gradient.
+    with a parameter of the same name. It is called only if no parameter ever had a gradient.
     """
     module = sys.modules.get("torch.distributed.fsdp")
     if module is None or not hasattr(module, "FSDPModule"):

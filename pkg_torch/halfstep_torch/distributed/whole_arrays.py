@@ -1,4 +1,4 @@
-"""Functions of whole sharded arrays: every process computes some of the arrays.
+"""Functions of whole sharded arrays, with each process computing some of the arrays.
 
     round    process 0   process 1   process 2      of seven arrays, the most costly first
       0          a           b           c          each process gets the elements of its array from all,
@@ -31,12 +31,12 @@ from halfstep_torch.distributed.window import Window
 
 
 class Spread(NamedTuple):
-    """A sharded array, and the function to compute of the whole.
+    """A sharded array, and a function of the whole array.
 
     Attributes:
         like: a DTensor with its placements.
         local: the part in this process, in float32.
-        function: from the whole array to another of its shape.
+        function: a function from the whole array to another array of the same shape.
     """
 
     like: DTensor
@@ -50,20 +50,20 @@ class Spread(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """The relative work: multiplications of the matrix with its transpose."""
+        """The relative work, as multiplications of the matrix with its transpose."""
         rows, numel = max(self.like.shape[0], 1), self.like.numel()
         return numel * min(rows, numel // rows)
 
     def sends(self, holder: tuple, computing: tuple) -> bool:
-        """Whether a process, by coordinates, sends to another: the nearest of the replicas does."""
+        """Whether a process, given by coordinates, sends to another, as the nearest replica does."""
         places = zip(self.like.placements, holder, computing, strict=True)
         return all(at == to for placement, at, to in places if placement.is_replicate())
 
 
 def map_whole(arrays: Sequence[Spread]) -> list[Tensor]:
-    """Return the local elements of each array's function of the whole array.
+    """Return the local elements of each array's function.
 
-    All processes of a mesh must have the same arrays, in one order.
+    All processes of a mesh must have the same arrays, in the same order.
     """
     made: dict[int, Tensor] = {}
     for mesh, places in by_mesh(range(len(arrays)), lambda i: arrays[i].like).items():
@@ -74,7 +74,7 @@ def map_whole(arrays: Sequence[Spread]) -> list[Tensor]:
 
 
 def _rounds(places: Sequence[int], costs: Sequence[int], count: int) -> Iterator[dict[int, int]]:
-    """Yield which array each of `count` processes computes: the next array goes to the least busy process."""
+    """Yield the array for each of `count` processes. The next array goes to the least busy process."""
     shares: list[list[int]] = [[] for _ in range(count)]
     busy = [(0, rank) for rank in range(count)]
     for cost, i in sorted(zip(costs, places, strict=True), key=lambda pair: (-pair[0], pair[1])):
@@ -121,21 +121,22 @@ def _map_round(arrays: Mapping[int, Spread], mesh: Mesh) -> dict[int, Tensor]:
 def deliver(
     mesh: Mesh, size: Callable[[int, int], int], sent: Mapping[int, Tensor], like: Tensor
 ) -> dict[int, Tensor]:
-    """Send a tensor to each of some processes of a mesh; return the received tensors by sender.
+    """Send a tensor to each of some processes in a mesh. Return the received tensors by sender.
 
-    Along a mesh of several dimensions a tensor takes one hop along each.
+    In a mesh with several dimensions a tensor makes one hop along each.
 
     Args:
-        mesh: whose processes, by their ranks in row-major order of their coordinates, all call this.
-        size: from the ranks of sender and receiver to the number of elements, the same in all processes.
-        sent: by receiver, in one dimension.
-        like: of the dtype, and on the device.
+        mesh: the mesh. All its processes call this. Ranks are in row-major order of coordinates.
+        size: a function from the ranks of sender and receiver to the number of elements, the same in all
+            processes.
+        sent: the tensors by receiver, in one dimension.
+        like: a tensor with the dtype and the device.
     """
     at, here = list(itertools.product(*map(range, mesh_sizes(mesh)))), tuple(coordinate_in(mesh))
     held = {(rank_in(mesh), receiver): x for receiver, x in sent.items()}
 
     def routes(hops: int) -> list[tuple[int, int]]:
-        """Return the tensors here after some hops, by the coordinates of receiver, then sender."""
+        """Return the tensors in this process after some hops, by coordinates of receiver, then sender."""
         senders = [rank for rank, place in enumerate(at) if place[hops:] == here[hops:]]
         receivers = [rank for rank, place in enumerate(at) if place[:hops] == here[:hops]]
         return [pair for pair in itertools.product(senders, receivers) if size(*pair)]

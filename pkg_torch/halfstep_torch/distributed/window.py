@@ -1,4 +1,4 @@
-"""Windows: the box of an array's elements that a process holds. Shapes only."""
+"""Windows, the boxes of an array's elements in each process, from shapes only."""
 
 import dataclasses
 import functools
@@ -16,8 +16,8 @@ class Window:
 
     Attributes:
         whole: the shape of the array.
-        offset: of the box, along each axis.
-        shape: of the box.
+        offset: the offset of the box along each axis.
+        shape: the shape of the box.
 
     Example:
         >>> import torch
@@ -42,7 +42,7 @@ class Window:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no element is here."""
+        """Whether it has no elements."""
         return not math.prod(self.shape)
 
     @functools.cached_property
@@ -63,7 +63,7 @@ class Window:
 
     @functools.cached_property
     def skip(self) -> int | None:
-        """The number of elements of the array between two runs; None if it differs."""
+        """The number of elements in the array between two runs, or None if it differs."""
         cut = [i for i, (size, whole) in enumerate(zip(self.shape, self.whole, strict=True)) if size != whole]
         if not cut or math.prod(self.shape[: cut[-1]]) == 1:
             return 0
@@ -73,7 +73,7 @@ class Window:
 
     @functools.cached_property
     def run(self) -> int:
-        """The number of elements in a run that is contiguous in window and array; 0 in an empty window."""
+        """The number of elements in a run contiguous in window and array, 0 for an empty window."""
         run = 1
         for size, whole in zip(self.shape[::-1], self.whole[::-1], strict=True):
             run *= size

@@ -36,8 +36,8 @@ def ema_params(
         seed: seed of the random words, as in `round_stochastically`.
 
     Returns:
-        A function for the argument `multi_avg_fn` of `torch.optim.swa_utils.AveragedModel`, which keeps the count.
-        The averaged model must be on the device of the model.
+        A function for the argument `multi_avg_fn` of `torch.optim.swa_utils.AveragedModel`, which keeps the
+        count. The averaged model must be on the device of the model.
 
     Raises:
         TypeError: if an argument has a wrong type. From the function, if an averaged floating tensor has

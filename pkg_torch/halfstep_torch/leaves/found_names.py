@@ -276,7 +276,7 @@ def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _search() -> None:
-    """Read the names of all outermost modules. Parameters have no link to modules, so it visits all objects."""
+    """Read the names of all outermost modules, among all objects because parameters have no link to them."""
     gc.collect()  # a dropped module may still contain others, and would give them its prefix
     modules, inner = _modules(), set[int]()
     for module in modules:
