@@ -1,4 +1,4 @@
-"""Operations that torch does not round correctly by itself, or not alike everywhere. Contract: A3."""
+"""Operations that torch does not round correctly, or not alike on all devices. Contract: A3."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ _EXP2 = [math.log(2) ** k / math.factorial(k) for k in range(15)]
 
 
 class _Eager(threading.local):
-    """Whether numbers may be looked at in this thread, which no graph can do."""
+    """Whether values may be read in this thread, which is impossible in a graph."""
 
     looks = False
 
@@ -29,7 +29,7 @@ _EAGER = _Eager()
 
 @contextlib.contextmanager
 def looking_at_numbers() -> Iterator[None]:
-    """Let `is_tame` look at numbers: in plain steps, which nothing traces."""
+    """Let `is_tame` read values, in plain steps, which are not traced."""
     before, _EAGER.looks = _EAGER.looks, True
     try:
         yield
@@ -40,8 +40,8 @@ def looking_at_numbers() -> Iterator[None]:
 def is_tame(x: Tensor) -> bool:
     """Whether float32 numbers are known to be finite and far from the largest, so that checks can be skipped.
 
-    Only where seeing costs nothing: in plain steps on a CPU. There a pass that makes a truth value of each
-    element takes longer than five that compute, and the two ends of an array are found in half a pass.
+    It is only used in plain steps on a CPU, where reading values is cheap. A pass with a truth value for each
+    element takes longer there than five passes of arithmetic, and both extremes are found in half a pass.
     """
     if not _EAGER.looks or type(x) is not Tensor or x.device.type != "cpu" or not x.numel():
         return False
@@ -62,16 +62,16 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 def sign(x: Tensor) -> Tensor:
-    """Return the sign of float32 `x`; unlike `torch.sign`, NaN for NaN and +0 for -0."""
+    """Return the sign of float32 `x`, with NaN for NaN and +0 for -0, unlike `torch.sign`."""
     u = (x > 0).to(torch.float32) - (x < 0).to(torch.float32)
     # Triton's isnan flushes subnormal numbers before it looks.
     return torch.where(x == x, u, x)
 
 
 def power(x: Tensor, y: Tensor | float) -> Tensor:
-    """Return x^y of float32 x, rounded once from float64, all but never another than the nearest number.
+    """Return x^y for float32 x, rounded once from float64, which is almost always the nearest number.
 
-    It is made of operations that every device rounds alike, so that the bits are the same everywhere.
+    It uses operations that every device rounds alike, so the bits are the same everywhere.
     """
     size, y = x.to(torch.float64).abs(), y.to(torch.float64) if isinstance(y, Tensor) else float(y)
     exponent = (size.view(torch.int64) - _ROOT_OF_HALF) >> 52
@@ -98,8 +98,8 @@ def _series(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def _sign_of_power(y: Tensor | float) -> Tensor | float:
-    """Return the sign of y-th powers of negative numbers; NaN where they are none."""
-    # Any: of a float, or of an array.
+    """Return the sign of y-th powers of negative numbers, or NaN if there are none."""
+    # Any: for a float or an array.
     floor: Any = math.floor if isinstance(y, float) else torch.floor
     is_odd = floor(y * 0.5) * 2.0 != y
     return _if(floor(y) == y, _if(is_odd, -1.0, 1.0), math.nan)

@@ -9,8 +9,8 @@ def dtype_name(dtype: object) -> str:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the dtype that holds numbers of a format; uint8, for their patterns, where torch has none.
+    """Return the dtype for numbers of a format, or uint8 for their patterns if torch has no such dtype.
 
-    Unsigned numbers of 16 bits are in int16: torch has few operations of others.
+    Unsigned numbers of 16 bits are in int16, because torch supports few operations on uint16.
     """
     return torch.int16 if name == "uint16" else getattr(torch, name, torch.uint8)

@@ -1,4 +1,4 @@
-"""The norm of many tensors at once: in float32, or by sums of integers, which no order of adding can change.
+"""The norm of many tensors at once, in float32, or by sums of integers that do not depend on the order.
 
 Contract: N1, N2.
 """
@@ -20,7 +20,7 @@ _CHUNK = 1 << 15
 def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
     """Return the norm of all tensors, on the device of the first (contract N1).
 
-    torch computes and rounds the sums in its own order; with `exact` they are of integers (contract N2).
+    torch computes and rounds the sums in its own order. With `exact` they are sums of integers (contract N2).
 
     Example:
         >>> global_norm([torch.tensor([3e-30]), torch.tensor([[-4e-30]])], exact=True).item()
@@ -30,7 +30,7 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
 
 
 def norms_of_each(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the `norms` of each of some arrays, on the device of the first."""
+    """Return the `norms` of each array, on the device of the first."""
     made = torch.empty(len(tensors), 2, dtype=torch.float32, device=tensors[0].device)
     for i, x in enumerate(tensors):
         made[i] = norms(x)
@@ -38,7 +38,7 @@ def norms_of_each(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def largest_pattern(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the bits of the largest magnitude, int32: NaN has the largest; 0 without elements."""
+    """Return the bits of the largest magnitude, int32. NaN is the largest, and no elements give 0."""
     zero = torch.zeros((), dtype=torch.int32, device=device)
     of_pieces = (_pattern(piece).amax().to(device) for x in tensors for piece in _pieces(x))
     return torch.stack([zero, *of_pieces]).amax()
@@ -54,7 +54,7 @@ def sum_of_squares(tensors: Sequence[Tensor], largest: Tensor) -> Tensor:
 
 
 class Sums(NamedTuple):
-    """What norms of many tensors are made of: functions in plain torch, or others with their bits."""
+    """The functions for norms of many tensors, in plain torch or others with the same bits."""
 
     norms: Callable[[Sequence[Tensor]], Tensor] = norms_of_each
     largest: Callable[[Sequence[Tensor], torch.device], Tensor] = largest_pattern
@@ -65,7 +65,7 @@ PLAIN_SUMS = Sums()
 
 
 def global_norms(tensors: Sequence[Tensor], *, exact: bool = False, sums: Sums = PLAIN_SUMS) -> Tensor:
-    """Return the norm over all tensors, and that of 2^-64 times them."""
+    """Return the norm over all tensors, and the norm of 2^-64 times them."""
     if not tensors:
         return torch.zeros(2, dtype=torch.float32)
     if not exact:
@@ -75,9 +75,9 @@ def global_norms(tensors: Sequence[Tensor], *, exact: bool = False, sums: Sums =
 
 
 def roots_of(total: Tensor, largest: Tensor) -> Tensor:
-    """Return both norms, given the sum of squares and the bits of the largest magnitude, of one or of many.
+    """Return both norms, given sums of squares and bits of the largest magnitude, for one array or many.
 
-    Along the first axis: of `total` the low 32 bits and the rest, of the result the two norms.
+    The first axis of `total` has the low 32 bits and the rest, and the first axis of the result both norms.
     """
     field = largest >> 23
     low, high = total.unbind()
@@ -89,7 +89,7 @@ def roots_of(total: Tensor, largest: Tensor) -> Tensor:
 
 
 def _pieces(x: Tensor) -> Sequence[Tensor]:
-    """Return the pieces of an array that are read at once."""
+    """Return pieces of an array, each read at once."""
     return x.detach().reshape(-1).split(piece_length(x.device)) if x.numel() else ()
 
 

@@ -1,4 +1,4 @@
-"""Hyperparameters: checked whenever they are read, float32 from then on. Contract: A4."""
+"""Hyperparameters, checked whenever they are read, and float32 from then on. Contract: A4."""
 
 import functools
 import math
@@ -11,9 +11,9 @@ from halfstep_torch.numbers.float_formats import dtype_name
 
 
 def as_float32(caller: str, name: str, value: Scalar) -> float:
-    """Return a hyperparameter as the float32 number next to it.
+    """Return a hyperparameter as the nearest float32 number.
 
-    `value` is a Python or NumPy number, or a float32 or float64 tensor or array of one element.
+    `value` is a Python or NumPy number, or a float32 or float64 tensor or array with one element.
     """
     if isinstance(value, (Tensor, np.ndarray)):
         value = _element(caller, name, value)

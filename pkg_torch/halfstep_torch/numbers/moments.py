@@ -1,6 +1,6 @@
 """Moments: exponential moving averages and their bias correction, in float32.
 
-Contract: section M. How a moment is stored is not decided here (`formats.py` does).
+Contract: section M. `formats.py` has the storage of moments.
 """
 
 import functools
@@ -15,7 +15,7 @@ _COUNT_BITS = 32
 
 
 class DecayRate(NamedTuple):
-    """The decay rate of an average: b and 1 - b in float32 for `ema`, the rate itself in a product."""
+    """The decay rate of an average, with b and 1 - b in float32 for `ema`. In a product it is the rate."""
 
     b: float
     one_minus_b: float
@@ -62,7 +62,7 @@ def bias_correction(b: float, count: int) -> np.float32:
 
 
 def bias_corrections(b: Tensor, counts: Tensor) -> Tensor:
-    """Return the same of float32 and int64 tensors, in as many turns for each count."""
+    """Return the same for float32 and int64 tensors, with the same number of turns for each count."""
     power, q = 1 - b, torch.zeros_like(counts, dtype=torch.float32)
     for bit in range(_COUNT_BITS):
         q = torch.where((counts >> bit & 1) != 0, _with_power(q, power), q)

@@ -1,4 +1,4 @@
-"""The Newton-Schulz factor of matrices, within a bound of the contract's: sums have torch's order.
+"""The Newton-Schulz factor of matrices, within a bound of the contract's because sums have torch's order.
 
 Contract: A14.
 """
@@ -15,7 +15,7 @@ from halfstep.rules.muon import Matrices
 def newton_schulz(
     x: Tensor, matrices: Matrices, coefficients: Sequence[tuple], eps: float, dtype: str = "float32"
 ) -> Tensor:
-    """Return the factors of matrices (A14), float32; `dtype` is that of their products."""
+    """Return the factors of matrices (A14) in float32, with their products in `dtype`."""
     stack = x.permute(matrices.order).reshape(matrices.stack)
     transposed = matrices.stack[1] > matrices.stack[2]
     stack = _normed(stack.mT if transposed else stack, eps).to(getattr(torch, dtype))

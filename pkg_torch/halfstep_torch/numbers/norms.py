@@ -2,7 +2,7 @@
 
 The order of every sum is fixed, so plain steps and kernels, with any number of threads, have equal bits:
 
-    piece   1024 elements in row-major order, of the last what is left: squares in units of a power of two,
+    piece   1024 elements in row-major order, fewer in the last: squares in units of a power of two,
             added by halves in float32, and then in float64, which holds every power
     array   the sums of pieces in rows of 1024, row after row, then by halves, in float64
 """
@@ -16,14 +16,14 @@ from torch import Tensor
 from halfstep.op import LARGE_NORM, SCALE_BITS
 
 PIECE = 1024
-"""Elements with squares that are added in float32, and pieces in a row of their sums."""
+"""Elements with squares added in float32, and pieces in a row of their sums."""
 # Exponent fields between which both 2^e and 2^-e are normal numbers.
 _LOWEST, _HIGHEST = 1, 253
 _SCALE = 2.0**-SCALE_BITS
 
 
 def norm(x: Tensor) -> Tensor:
-    """Return the Euclidean norm of an array in float32, whatever its dtype (contract L1).
+    """Return the Euclidean norm of an array in float32, for any dtype (contract L1).
 
     Example:
         >>> norm(torch.tensor([3e-30, -4e-30])).item()
@@ -33,7 +33,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def norms(x: Tensor) -> Tensor:
-    """Return the norm of an array x, and the norm of 2^-64 x, which is finite where every element of x is."""
+    """Return the norms of an array x and of 2^-64 x. The second is finite if all elements are."""
     return norms_of_sums(sum_of_pieces(squares_of_pieces(x)))
 
 
@@ -79,14 +79,14 @@ def norms_of_parts(parts: Tensor) -> Tensor:
 
 
 def in_range(norms: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the norm in its range and s, which made it so: 2^-64 for finite x of a norm above 2^100."""
+    """Return the norm of s x and s, with s = 2^-64 for finite x with a norm above 2^100, else 1."""
     whole, moved = norms
     is_large = (whole > LARGE_NORM) & (moved < math.inf)
     return torch.where(is_large, moved, whole), torch.where(is_large, _SCALE, 1.0)
 
 
 def piece_length(device: torch.device) -> int:
-    """Return how many elements are added up at once: on CPU, as many as fit a cache."""
+    """Return the number of elements added up at once. On a CPU they fit a cache."""
     return 1 << 17 if device.type == "cpu" else 1 << 24
 
 
@@ -104,7 +104,7 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def _by_halves(x: Tensor) -> Tensor:
-    """Return the sum along the last axis, a power of two long: its second half is added to the first."""
+    """Return the sum along the last axis, a power of two long, adding its second half to the first."""
     while (half := x.shape[-1] // 2) > 0:
         x = x[..., :half] + x[..., half:]
     return x[..., 0]

@@ -1,7 +1,7 @@
-"""The operations of a rule in torch: on bare tensors in a step, on guarded numbers in the trial.
+"""The operations of a rule in torch, on bare tensors in a step and on guarded numbers in the trial.
 
-torch rounds every operation once, in eager mode and in the code that the engine compiles: nothing needs
-protecting, and a step has no wrapper. In the trial, operations that JAX or a later step would refuse raise.
+torch rounds every operation once, in eager mode and in compiled code, so a step needs no wrapper. In the
+trial, operations that would fail in JAX or in a later step raise an error.
 """
 
 import math
@@ -25,12 +25,12 @@ from halfstep_torch.numbers.norms import in_range, norms
 from halfstep_torch.numbers.schedules import Scheduled
 
 BareOperand: TypeAlias = Tensor | float
-"""An operand in a step: nothing is wrapped there."""
+"""Operand in a step, where nothing is wrapped."""
 T = TypeVar("T")
 
 
 class TorchOp:
-    """The operations of `halfstep.op.Op` on float32 tensors. Numbers of the step are floats, or 0-d."""
+    """The operations of `halfstep.op.Op` on float32 tensors. A step's numbers are floats or 0-d tensors."""
 
     sqrt = staticmethod(exact.sqrt)
     sign = staticmethod(exact.sign)
@@ -63,18 +63,18 @@ class TorchOp:
 
     @staticmethod
     def power(x: Tensor, y: BareOperand) -> Tensor:
-        """Return x^y; of a number, as of norms, the same bits everywhere."""
+        """Return x^y. For numbers, such as norms, the bits are the same everywhere."""
         if isinstance(y, float) and y == 1:
             return x
         return torch.pow(x, y) if x.dim() else exact.power(x, y)
 
     @staticmethod
     def mean(x: Tensor, axis: int | None = None) -> Tensor:
-        """Return the mean along an axis, or of all, by halves."""
+        """Return the mean along an axis, or the mean of all elements, by halves."""
         return mean(x, axis, torch.cat)
 
     def norms_of(self, x: Tensor, exact: bool) -> Tensor:
-        """Return the norm of the whole array, and that of 2^-64 times it."""
+        """Return the norm of the whole array, and the norm of 2^-64 times it."""
         return global_norms([x], exact=True) if exact else norms(x)
 
     def norm(self, x: Tensor, exact: bool = False) -> Tensor:
@@ -92,7 +92,7 @@ class TorchOp:
 
     @staticmethod
     def is_zero(field: object) -> bool:
-        """Return False: a param group may change any number."""
+        """Return False, because a param group may change any number."""
         return False
 
     @staticmethod
@@ -106,12 +106,12 @@ class InPlaceOp(TorchOp):
 
     @staticmethod
     def scaled(x: Tensor, ratio: BareOperand, scale: BareOperand = 1.0) -> Tensor:
-        """Return ratio (scale x), in the memory of x: there is no second array of the size of a parameter."""
+        """Return ratio (scale x) in the memory of x, without a second array of the parameter's size."""
         return (x if _is_one(scale) else x.mul_(scale)).mul_(ratio)
 
 
 STEP_OPS = {"elementwise": TorchOp(), "parameter": InPlaceOp()}
-"""The operations of `update` in a step, by the scope of its rule."""
+"""Operations of `update` in a step, by the scope of its rule."""
 
 
 def _is_one(scale: BareOperand) -> bool:
@@ -151,7 +151,7 @@ class NumbersOp:
         return np.minimum(np.maximum(x, low), high)
 
     def unbias(self, *pairs: tuple[Scalar, int], steps: int = 1) -> tuple[np.ndarray | np.float32, ...]:
-        """Return the correction of bias of each pair (rate, t): 1 / (1 - rate^t), contract M2."""
+        """Return the bias correction 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
         *inverses, last = [np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs]
         if steps > 1:
             rate, t = pairs[-1]
@@ -159,7 +159,7 @@ class NumbersOp:
         return (*inverses, last)
 
     def coming(self, field: str, steps: int) -> np.ndarray | None:
-        """Return the numbers of the next steps of a field that follows a schedule; None without one."""
+        """Return the numbers of a scheduled field in the next steps, or None without a schedule."""
         value = getattr(self._values, field, None)
         return value.ahead(self._step, steps) if isinstance(value, Scheduled) else None
 
@@ -168,7 +168,7 @@ class NumbersOp:
         return np.arange(1, steps + 1, dtype=np.float32)
 
     def halves(self, x: np.ndarray) -> tuple[np.ndarray | np.float32, np.ndarray | np.float32]:
-        """Return every second number from the first on, and the others; of two both, as scalars."""
+        """Return every second number from the first on, and the others. Two numbers give two scalars."""
         return (x[0], x[1]) if len(x) == 2 else (x[::2], x[1::2])
 
     def float32(self, x: Scalar) -> np.float32:
@@ -186,15 +186,15 @@ class GuardedOp(Op):
     quotient = staticmethod(operator.truediv)  # pyright: ignore[reportAssignmentType]
 
     def as_scalar(self, x: object) -> Tensor | None:
-        """Return a number of Python, NumPy or torch as a float32 0-d tensor; None for anything else."""
+        """Return a number of Python, NumPy or torch as a float32 0-d tensor, or None for other objects."""
         if isinstance(x, (int, float, np.integer, np.floating)):
             return torch.tensor(float(x), dtype=torch.float32)
         return x if isinstance(x, Tensor) and x.dtype == torch.float32 and not x.shape else None
 
     def divide(self, x: Operand, y: Operand) -> Number:
-        """Return x / y; refuse a constant, for which eager torch rounds an inverse first."""
+        """Return x / y. Raise for a constant, for which eager torch rounds an inverse first."""
         for constant in (x, y):
-            # Eager torch computes c / x as c (1 / x), and on GPUs x / c likewise: right for powers of two.
+            # Eager torch computes c / x as c (1 / x), and on GPUs x / c likewise, exact for powers of two.
             if isinstance(constant, (int, float, np.number)) and abs(math.frexp(constant)[0]) != 0.5:
                 raise TypeError(
                     f"{self.rule}: update has the constant {constant} in a quotient, which eager torch does "
@@ -216,7 +216,7 @@ class GuardedOp(Op):
 
 
 def tensor_numbers(numbers: Values, device: torch.device) -> Values:
-    """Return the numbers of a step as float32 tensors, floats as 0-d tensors, a `DecayRate` as its rate."""
+    """Return the numbers of a step as float32 tensors, with the rate of each `DecayRate`."""
     rates = (x.b if isinstance(x, DecayRate) else x for x in numbers)
     return type(numbers)(
         *(

@@ -1,8 +1,8 @@
 """Random words: one uint32 per element, a pure function of (seed, step, leaf, role, index).
 
-Contract: section W. Keys are few and made with NumPy on the host. Words are many and made with torch, on the
-device, in int32: torch has no uint32 arithmetic, and the wrap gives the same bits. Nothing is drawn and
-nothing is kept: torch's own generators are never read or moved.
+Contract: section W. Keys are few and made with NumPy on the host. Words are many and made with torch on the
+device, in int32, because torch has no uint32 arithmetic, and wrapping gives the same bits. There is no state,
+and torch's own generators are never read or advanced.
 """
 
 import math
@@ -24,7 +24,7 @@ from halfstep.random_words import (
 from halfstep_torch.numbers.arrays import XP, TorchArrays
 from halfstep_torch.numbers.seeds import Seed, as_seed
 
-# Up to so many elements torch takes one thread.
+# Up to this number of elements torch uses one thread.
 _ONE_THREAD = 1 << 15
 
 
@@ -42,8 +42,8 @@ _NUMPY = _NumpyArrays()
 def mixed_words(sums: Tensor) -> Tensor:
     """Mix int32 sums to words in place (contract W8).
 
-    In eager mode on a CPU by NumPy, where one thread is enough: it has shifts that bring in zeros, and takes
-    a third to two thirds of torch's time.
+    In eager mode on a CPU, NumPy computes them if one thread is enough. Its logical shifts make it faster,
+    with a third to two thirds of torch's time.
     """
     if type(sums) is Tensor and sums.device.type == "cpu":
         if sums.numel() <= _ONE_THREAD or torch.get_num_threads() == 1:
@@ -53,7 +53,7 @@ def mixed_words(sums: Tensor) -> Tensor:
 
 
 def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Derive keys from `key` and `x`: Threefry-2x32 in 20 rounds of the counter (0, x) under `key`.
+    """Derive keys from `key` and `x` by Threefry-2x32, 20 rounds on the counter (0, x) with `key`.
 
     Args:
         key: two uint32 arrays, of shapes that broadcast with `x`.
@@ -72,10 +72,10 @@ def leaf_keys(
     With (k, kx) of a seed, step and leaf, k0 is k | 1, and k1 is the second word of (k, kx) and the role.
 
     Args:
-        seed: in [0, 2^64).
-        steps: of each leaf.
-        leaves: the id of each.
-        roles: the same for every leaf.
+        seed: a number in [0, 2^64).
+        steps: the step of each leaf.
+        leaves: the id of each leaf.
+        roles: the roles, the same for every leaf.
     """
     high, low = np.uint32(seed >> 32), np.uint32(seed & 0xFFFFFFFF)
     step_words, inverse = np.unique(np.asarray(steps, np.uint32), return_inverse=True)
@@ -88,11 +88,11 @@ def leaf_keys(
 def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[..., Tensor]:
     """Return a function from a role to its int32 words for rounding (contract W6, W8).
 
-    With False as a second argument it returns the sum before it is mixed (contract F15). A given shape is
-    that of `index`.
+    With False as its second argument it returns the sum before mixing (contract F15). A given shape must be
+    the shape of `index`.
 
-    They are mix(index k0 + k1), made once for all roles that share them; the field of the role is at the top,
-    and below it is anything.
+    Words are mix(index k0 + k1), made once for all roles that share them. The field of the role is at the
+    top, and other bits are undefined.
 
     Args:
         index: int32, the low half of the row-major index. The caller cuts an array so that the high half is
@@ -144,13 +144,13 @@ def random_words(
     The field of the role is on top. torch's generators are not read.
 
     Args:
-        seed: of the random words: see `round_stochastically`.
-        step: 1 at the first update, a count after its increment.
-        leaf: the leaf's name, or its id: a number below 2^32.
+        seed: seed of the random words, as in `round_stochastically`.
+        step: the count after its increment, 1 at the first update.
+        leaf: the leaf's name, or its id, a number below 2^32.
         role: a `Role`.
-        shape: of the result: the array, or a part of it.
-        offset: where the part begins, in row-major order.
-        device: where to make them.
+        shape: the shape of the array, or of a part.
+        offset: the row-major index of the part's first element.
+        device: the device of the result.
 
     Raises:
         TypeError: if the seed is not an integer or a pair.
@@ -186,12 +186,12 @@ def whole_words(
     """Return the int32 words of an array, or of the part of it that starts at a row-major index.
 
     Args:
-        k0: int32, odd.
-        k1: int32.
-        shape: of the array or part.
-        device: where to make them.
-        offset: row-major index of the first element.
-        mixed: whether they are mixed; else the sum itself (contract F15).
+        k0: an odd int32 number.
+        k1: an int32 number.
+        shape: the shape of the array or part.
+        device: the device of the result.
+        offset: the row-major index of the first element.
+        mixed: whether to mix the sums. Otherwise they are returned (contract F15).
     """
     row = np.array([k1], np.int64).astype(np.uint32)
     total, parts = math.prod(shape), []

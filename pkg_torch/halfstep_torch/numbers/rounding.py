@@ -1,8 +1,8 @@
-"""Rounding from float32 to a narrower format, the random words given by the caller.
+"""Rounding from float32 to a narrower format, with random words from the caller.
 
-Contract: section R. Every decision is made on bit patterns in int32, so that eager and compiled code decide
-alike on any device. The cast at the end only sees values that the target holds, infinity or NaN. Nothing here
-draws random numbers, and nothing here depends on an optimizer.
+Contract: section R. Every decision uses bit patterns in int32, so eager and compiled code decide alike on any
+device. The cast at the end only gets representable values, infinity or NaN. The functions draw no random
+numbers and do not depend on an optimizer.
 """
 
 import math
@@ -24,21 +24,21 @@ _SIGN, _LARGEST, _INFINITY, _NAN = -(1 << 31), 0x7F7FFFFF, 0x7F800000, 0x7FC0000
 def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = False) -> Tensor:
     """Round float32 `x` to `dtype`, once (contract R1 to R7).
 
-    To nearest; or by words, up in magnitude if (word >> 16) + F is 2^16 or more. F is 2^16 times the fraction
-    that is discarded, of the last bit which stays.
+    Without words it rounds to nearest. With words it rounds up in magnitude if (word >> 16) + F is at least
+    2^16. F is 2^16 times the discarded fraction of the last kept bit.
 
     Args:
         x: float32 tensor.
-        dtype: a torch dtype, or its name: float32 (nothing is rounded), bfloat16, float16, float8_e4m3fn or
-            float8_e5m2. Also "float8_e3m4", for which torch has none.
-        words: as `random_words` makes them, uint32 or int32 of the same pattern; None rounds ties to even.
-        saturate: whether the largest number is the end, as states have it (R6), and not infinity (R5).
+        dtype: a torch dtype or its name: float32 (which is not rounded), bfloat16, float16, float8_e4m3fn or
+            float8_e5m2. Also "float8_e3m4", which is not a dtype of torch.
+        words: words as from `random_words`, uint32 or int32 with the same pattern, or None for ties to even.
+        saturate: whether to round to the largest number, as for state (R6), instead of infinity (R5).
 
     Returns:
-        A tensor of `dtype`, like `x`; of "float8_e3m4" its patterns, in uint8.
+        A tensor like `x` with `dtype`, or for "float8_e3m4" its patterns in uint8.
 
     Raises:
-        TypeError: if `x` is not a float32 tensor, or `words` no tensor of words.
+        TypeError: if `x` is not a float32 tensor, or `words` is not a tensor of words.
         ValueError: if `dtype` is not one of the six, or there is not a word for each element.
 
     Example:
@@ -56,14 +56,14 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
 
 
 def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool, quiet: bool = False) -> Tensor:
-    """Round as `round_to` does, unchecked, `words` in int32: the form that update rules are made of.
+    """Round as `round_to` does, without checks and with `words` in int32, for update rules.
 
     Args:
-        x: float32.
-        name: of the dtype.
-        words: int32, or None.
-        saturate: the rule for states.
-        quiet: whether a NaN in x is quiet, as arithmetic makes it: then fewer operations are enough.
+        x: a float32 tensor.
+        name: the name of the dtype.
+        words: int32 words, or None.
+        saturate: the rule for state.
+        quiet: whether NaN in x is always quiet, as from arithmetic, so that fewer operations are needed.
     """
     if name == "float32":
         if not saturate:
@@ -95,7 +95,7 @@ def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -
 
 
 def _round_tame(x: Tensor, words: Tensor | None) -> Tensor:
-    """Round tame numbers to float32 values of bfloat16: no carry reaches the sign."""
+    """Round tame numbers to float32 values of bfloat16, without a carry into the sign."""
     bits = x.view(torch.int32)
     sums = bits + (((bits >> 16) & 1) + 0x7FFF if words is None else draw(XP, words, 16))
     sums &= -0x10000
@@ -103,23 +103,23 @@ def _round_tame(x: Tensor, words: Tensor | None) -> Tensor:
 
 
 def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool, quiet: bool) -> Tensor:
-    """Round to a float32 that bfloat16 holds, in integer arithmetic throughout.
+    """Round to a float32 number representable in bfloat16, in integer arithmetic only.
 
-    bfloat16 is the upper half of float32: a sum below the cut carries as it must, into the exponent too, and
-    out of the largest finite value into infinity. No select, no comparison: in the compiled step each costs
-    more than the arithmetic here.
+    bfloat16 is the upper half of float32. A sum below the cut carries correctly, also into the exponent, and
+    from the largest finite value into infinity. It has no select or comparison, because in the compiled step
+    each costs more than this arithmetic.
     """
     bits = x.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
     addend = ((bits >> 16) & 1) + 0x7FFF if words is None else draw(XP, words, 16)
     if quiet and not saturate:
-        # Infinity has nothing to carry; a quiet NaN, cut to the least of its kind, does not carry.
+        # Infinity has nothing to carry, and a quiet NaN is cut to the least of its kind and does not carry.
         rounded = magnitude.clamp(max=_NAN) + addend
         return ((rounded & 0x7FFF0000) | (bits & _SIGN)).view(torch.float32)
     rounded = magnitude + addend
     if saturate:
         rounded = rounded.clamp(max=_LARGEST)
-    # All ones where the result is to be NaN: past infinity, or with `saturate` from infinity on.
+    # All ones if the result must be NaN, past infinity, or with `saturate` from infinity on.
     to_nan = ((_LARGEST if saturate else _INFINITY) - magnitude) >> 31
     return ((rounded & -0x10000) | (to_nan & _NAN) | (bits & _SIGN)).view(torch.float32)
 
@@ -147,7 +147,7 @@ def _nearest(x: Tensor, fmt: FloatFormat) -> Tensor:
 
 
 def _stochastic_magnitude(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
-    """Return the patterns of float32 that |x| rounds to."""
+    """Return the float32 patterns to which |x| rounds."""
     drop = _MANTISSA_BITS - fmt.mantissa_bits
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     normal = (magnitude + draw(XP, words, drop)) & -(1 << drop)
@@ -156,12 +156,12 @@ def _stochastic_magnitude(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
 
 
 def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the int32 patterns that float32 `x` rounds to as a state, and their float32 numbers.
+    """Return the int32 patterns to which float32 `x` rounds as state, and their float32 numbers.
 
-    It saturates, and infinity becomes NaN. Both results come from the same parts, without a decoding between.
+    It saturates, and infinity becomes NaN. Both results use the same parts, without decoding in between.
 
     Args:
-        x: float32.
+        x: a float32 tensor.
         fmt: an 8-bit format with infinities.
         words: int32 words, or None for nearest, ties to even.
     """

@@ -1,4 +1,4 @@
-"""Hyperparameters that may be functions of the step: of a param group, its learning rate. Contract: A6."""
+"""Hyperparameters that may be functions of the step, such as a group's learning rate. Contract: A6."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,10 +13,10 @@ _KEPT = 1 << 10
 
 @dataclasses.dataclass
 class Schedule:
-    """A function of the count, and what it gave for counts that come.
+    """A function of the count, with its cached numbers for coming counts.
 
     Attributes:
-        function: from a count of steps to a number.
+        function: a function from a step count to a number.
     """
 
     function: Callable[[int], Scalar]
@@ -27,9 +27,9 @@ class Schedule:
         return self.function(count)
 
     def ahead(self, count: int, steps: int) -> np.ndarray:
-        """Return the float32 numbers at `count` and the counts that follow; past its end the last one stays.
+        """Return the float32 numbers at `count` and later counts. After the end the last number is repeated.
 
-        Each count is asked once, unless the function gives another number at `count` than it did before.
+        Each count is computed once, unless the function's number at `count` has changed.
         """
         coming = self._coming if self._coming.get(count) == self._number(count) else {}
         last = self._number(count - 1) or 0.0
@@ -42,7 +42,7 @@ class Schedule:
         return np.array(list(now.values()), np.float32)
 
     def _number(self, count: int) -> float | None:
-        """Return the number at a count; None where there is none, as past the end of a list."""
+        """Return the number at a count, or None if there is none, as past the end of a list."""
         try:
             return float(self.function(count))
         except Exception:
@@ -51,7 +51,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Scheduled:
-    """A hyperparameter that follows a schedule, `rate`, checked whenever it is read."""
+    """A hyperparameter with a schedule, `rate`, checked whenever it is read."""
 
     caller: str
     name: str
@@ -63,6 +63,6 @@ class Scheduled:
         return nonnegative(self.caller, name, value, "Use a schedule of numbers >= 0.")
 
     def ahead(self, step: int, steps: int) -> np.ndarray | None:
-        """Return the float32 numbers of the steps after `step`; None where `rate` does not tell them."""
+        """Return the float32 numbers of the steps after `step`, or None if they are unknown."""
         ahead = getattr(self.rate, "ahead", None) or Schedule(self.rate).ahead
         return ahead(step, steps)

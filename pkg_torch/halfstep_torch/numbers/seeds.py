@@ -10,7 +10,7 @@ from halfstep import seeds
 
 Seed = int | Sequence[int] | Tensor | np.ndarray
 LinkSeed: TypeAlias = Any
-"""Of a link: a number; None without words of its own; of `store_state` two of these, a list in JSON."""
+"""Seed of a link, a number, None without its own words, or for `store_state` a pair (a list in JSON)."""
 
 
 def as_seed(caller: str, seed: Seed) -> int:

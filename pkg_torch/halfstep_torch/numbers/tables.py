@@ -6,14 +6,14 @@ from torch import Tensor
 
 from halfstep.storage.tables import DECADES, SIZE, TABLES, Table
 
-# Behind them infinity: numbers past 1 have no neighbour.
+# Infinity is appended, because numbers past 1 have no neighbour.
 _NUMBERS = {
     name: torch.from_numpy(np.append(table.values, np.float32(np.inf))) for name, table in TABLES.items()
 }
 
 
 def encode_table(y: Tensor, words: Tensor | None, table: Table) -> Tensor:
-    """Return int32 codes of float32, by int32 words or to nearest (contract F10); of NaN any code.
+    """Return int32 codes of float32, by int32 words or to nearest (contract F10). NaN may get any code.
 
     Example:
         >>> codes = encode_table(torch.tensor([0.0, 0.24, 9.0]), None, TABLES["dynamic8"])
@@ -34,7 +34,7 @@ def encode_table(y: Tensor, words: Tensor | None, table: Table) -> Tensor:
 
 
 def decode_table(codes: Tensor, table: Table) -> Tensor:
-    """Return the float32 numbers of int32 codes: exact."""
+    """Return the exact float32 numbers of int32 codes."""
     return _take(table, (codes + table.zero) & (SIZE - 1))
 
 

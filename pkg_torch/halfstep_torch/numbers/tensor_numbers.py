@@ -1,7 +1,7 @@
-"""The numbers and keys of a step as functions of tensors: from counts on a device, without the host.
+"""The numbers and keys of a step as functions of counts on a device, without the host.
 
-They have the bits of `NumbersOp` and `leaf_keys`, which compute on the host. Counts, leaves and numbers of a
-parameter are in a row, so tensors have the shape (parameters, 1), or (parameters, steps) for coming steps.
+They have the bits of `NumbersOp` and `leaf_keys`, which compute on the host. Each parameter has a row, so
+tensors have the shape (parameters, 1), or (parameters, steps) for coming steps.
 """
 
 import operator
@@ -25,10 +25,10 @@ class TensorNumbersOp(NumbersOp):
 
     Args:
         rule: the name of the rule, for messages.
-        coming: 1, 2, ... up to the most coming steps that a rule reads, for each parameter.
+        coming: 1, 2, ... up to the largest number of coming steps that a rule reads, for each parameter.
 
     Raises:
-        NotImplementedError: by an operation that only the host has, as a power.
+        NotImplementedError: from an operation that only the host has, such as a power.
     """
 
     framework = torch
@@ -40,17 +40,17 @@ class TensorNumbersOp(NumbersOp):
         self._coming = coming
 
     def as_scalar(self, x: object) -> Tensor | None:
-        """Return a number of Python or NumPy as a float32 tensor; None for anything else."""
+        """Return a number of Python or NumPy as a float32 tensor, or None for other objects."""
         if isinstance(x, (int, float, np.integer, np.floating)):
             return torch.full((), float(x), dtype=torch.float32, device=self._coming.device)
         return None
 
     def power(self, x: Operand, y: Operand) -> Number:
-        """Raise NotImplementedError: no device has the host's bits."""
+        """Raise NotImplementedError, because no device has the host's bits."""
         raise NotImplementedError(f"{self.rule} takes a power on the host")
 
     def unbias(self, *pairs: tuple[Operand, "TensorCount"], steps: int = 1) -> tuple[Number, ...]:
-        """Return 1 / (1 - rate^t) of each pair (rate, t); of the last for so many counts on."""
+        """Return 1 / (1 - rate^t) for each pair (rate, t), for the last pair at `steps` counts."""
         counts = [t.value for _, t in pairs]
         if steps > 1:
             counts[-1] = counts[-1] + (self._coming[:, :steps] - 1).to(torch.int64)
@@ -58,7 +58,7 @@ class TensorNumbersOp(NumbersOp):
         return tuple(1 / self.wrap(bias_corrections(*of_rate)) for of_rate in of_rates)
 
     def coming(self, field: str, steps: int) -> None:
-        """Return None: no field follows a schedule."""
+        """Return None, because no field has a schedule."""
         return
 
     def steps(self, steps: int) -> Number:
@@ -70,7 +70,7 @@ class TensorNumbersOp(NumbersOp):
         array = self.bare(x)
         return self.wrap(array[:, ::2]), self.wrap(array[:, 1::2])
 
-    def float32(self, x: Any) -> Number:  # whatever has an array for its value
+    def float32(self, x: Any) -> Number:  # an object with an array as its value
         """Return a count, or the truth of a comparison, as a number."""
         return self.wrap(x.value.to(torch.float32))
 
@@ -146,10 +146,10 @@ def tensor_keys(seed: Sequence[Tensor], steps: Tensor, leaf: Tensor, roles: Sequ
     """Return the columns of `leaf_keys` as int32: k0, and k1 of each role (contract W4).
 
     Args:
-        seed: its high and its low word, int32.
+        seed: the high and the low word of the seed, int32.
         steps: the counts, int64.
         leaf: the ids, int32.
-        roles: the same for every leaf.
+        roles: the roles, the same for every leaf.
     """
     zero = _Words(torch.zeros_like(leaf))
 

@@ -1,1 +1,1 @@
-"""How an array of float32 is kept in fewer bits: codes, blocks, tables, formats."""
+"""Storage of float32 arrays in fewer bits: codes, blocks, tables, formats."""

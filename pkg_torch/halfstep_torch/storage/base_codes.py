@@ -1,7 +1,6 @@
 """The interface of codes that a `Format` uses.
 
-Contract: F3 to F5. Elementwise; which elements share a scale is not known here (`blocks.py` and `formats.py`
-know it).
+Contract: F3 to F5. Codes are elementwise. `blocks.py` and `formats.py` decide which elements share a scale.
 """
 
 import torch
@@ -17,7 +16,7 @@ __all__ = ["NAN_SCALE", "Codes"]
 class Codes:
     """Codes of tensors, by the arithmetic of `halfstep` where a subclass has none.
 
-    Scales are int32 bytes, of a shape that broadcasts with the values; None in a format without.
+    Scales are int32 bytes in a shape that broadcasts with the values, or None in a format without scales.
     """
 
     def __init__(self, codes: shared.Codes):
@@ -46,5 +45,5 @@ class Codes:
         return codes.to(torch.int32)
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return the exact float32 values; dithered codes need the `words` of their encoding."""
+        """Return the exact float32 values. Dithered codes need the `words` of their encoding."""
         return self.shared.decode(XP, wide, scale, words)

@@ -1,6 +1,6 @@
-"""How an array is cut into blocks that share a scale. Contract: F4, F11. Vectors: formats, codebook.
+"""The cut of an array into blocks that share a scale. Contract: F4, F11. Vectors: formats, codebook.
 
-Everything here works on row-major order, on an array or on any stretch of it that holds whole runs.
+All functions use row-major order, on an array or on any range of whole runs.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from halfstep.storage.blocks import BlockSize, block_layout
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How arrays of one shape are cut into blocks.
+    """The cut of arrays with one shape into blocks.
 
     Attributes:
-        size: elements of a block.
-        run: elements of a run with a short last block; None if every block is whole.
+        size: the number of elements in a block.
+        run: the number of elements in a run with a short last block, or None if every block is whole.
     """
 
     size: int
@@ -53,10 +53,10 @@ class Blocks:
         return -(-self.unit // 2)
 
     def pack(self, codes: Tensor) -> Tensor:
-        """Return 4-bit codes, two to a byte, the earlier one in the low half; each unit starts a new byte.
+        """Return 4-bit codes, two in a byte with the first in the low half. Each unit starts a new byte.
 
-        `codes` are whole units, in row-major order. The result has as many rows as `codes` if each holds
-        whole bytes, or else one.
+        `codes` are whole units, in row-major order. The result has the rows of `codes` if each row has whole
+        bytes, or else one row.
         """
         units = codes.reshape(-1, self.unit)
         low, high = units[:, ::2], units[:, 1::2]
@@ -78,7 +78,7 @@ class Blocks:
     def cut(self, x: Tensor) -> Tensor:
         """Return x in the shape (blocks, size), short blocks padded with zeros.
 
-        If the last axis of x is a block, or the last two axes are, x stays as it is.
+        If the last axis of x is a block, or the last two axes are, x is returned unchanged.
         """
         if self.run is None:
             return x if self.axes(x) else x.reshape(-1, self.size)
@@ -86,7 +86,7 @@ class Blocks:
         return torch.nn.functional.pad(runs, (0, self.padded - self.run)).reshape(-1, self.size)
 
     def axes(self, x: Tensor) -> tuple[int, ...]:
-        """Return the axes of x along which a block lies: the last, the last two, or none if x is not cut."""
+        """Return the axes of a block in x, the last, the last two, or none if x is not cut."""
         if x.dim() > 1 and x.shape[-1] == self.size:
             return (-1,)
         return (-2, -1) if x.dim() > 2 and x.shape[-2] * x.shape[-1] == self.size else ()
@@ -105,7 +105,7 @@ class Blocks:
 
 
 def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
-    """Return the shape of an array with units of another length; one row if half bytes end its rows."""
+    """Return the shape of an array with units of another length, or one row if half bytes end its rows."""
     *leading, last = x.shape
     return (*leading, last * becomes // unit) if last * becomes % unit == 0 else (-1,)
 
@@ -113,7 +113,7 @@ def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
 def blocks_of(shape: tuple[int, ...], block_size: BlockSize, part: tuple[int, ...] | None = None) -> Blocks:
     """Return the cut of arrays of a shape, or of a part such as a shard.
 
-    If a run is one block, the part's share of it is a block. Equal cuts are equal, whatever the shape.
+    If a run is one block, the part's share of it is a block. Equal cuts are equal for all shapes.
     """
     leading, run, size = block_layout(shape, block_size)
     size = max(1, min(size, run))

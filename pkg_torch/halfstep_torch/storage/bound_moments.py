@@ -27,10 +27,10 @@ from halfstep_torch.storage.stored_moment import StoredMoment
 
 
 def check_moments(rule: Rule, h: Values) -> None:
-    """Refuse a moment that cannot be stored in the format of its rule's fields."""
+    """Raise ValueError for a moment that cannot be stored in the format of its rule's fields."""
     for moment in declared(type(rule)).moments.values():
         check_rounding(rule.name, moment, _rounding(rule, moment))
-        # Where the dtype of the weights decides, nothing can freeze yet.
+        # If the dtype of the weights decides, nothing can freeze yet.
         if (fmt := _format(moment, h)) is not None:
             _check(rule.name, rule, moment, fmt, h, moment.rate)
 
@@ -68,7 +68,7 @@ def _bound(
 
 
 def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Values, rate_name: str) -> None:
-    """Refuse a format that cannot hold the moment (contract F2), or would freeze it (F3)."""
+    """Raise ValueError if a format cannot represent the moment (contract F2), or freezes it (F3)."""
     check_format(caller, moment, fmt)
     check_freezing(caller, moment, fmt, _rounding(rule, moment), _rate(moment, h), rate_name)
     check_slow_feedback(caller, moment, fmt, _rounding(rule, moment), _rate(moment, h), rate_name)
@@ -83,7 +83,7 @@ def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Values, rate
 
 
 def _format(moment: Moment, h: Values) -> Format | None:
-    """Return the requested format; None if the dtype of the weights decides."""
+    """Return the requested format, or None if the dtype of the weights decides."""
     return getattr(h, moment.dtype) if moment.dtype else as_format("", moment.name, moment.always or None)
 
 

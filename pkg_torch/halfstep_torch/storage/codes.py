@@ -31,4 +31,4 @@ CODES = {
     family: {name: _on_tensors(entry) for name, entry in entries.items()}
     for family, entries in codes.CODES.items()
 }
-"""By the family of the format, and by name."""
+"""Codes by the family of the format, and by name."""

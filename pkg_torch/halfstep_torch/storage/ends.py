@@ -12,10 +12,10 @@ from halfstep_torch.storage.stored_moment import StoredMoment
 def count_at_ends(
     second: StoredMoment, first: StoredMoment, state: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return how many elements are the smallest and the largest number of a format that stops there.
+    """Return the numbers of elements at the smallest and the largest number of a format that stops there.
 
-    None of other formats, or where the state is elsewhere. An element without a first moment has had no
-    gradient, and does not count as smallest.
+    The result is None for other formats, or if `state` lacks their keys. An
+    element without a first moment has had no gradient, and does not count as smallest.
     """
     ends = end_codes(second.format.dtype)
     if ends is None or not {second.key, first.key} <= state.keys():
@@ -27,12 +27,12 @@ def count_at_ends(
 
 
 def count_outside(grad: Tensor, dtype: str, scale: float = 1.0) -> Tensor:
-    """Return the numbers of gradients whose squares are below and above a format, and of those not zero.
+    """Return the numbers of gradients with squares below and above a format, and of nonzero gradients.
 
     Args:
-        grad: times `scale`.
-        dtype: of a second moment without scales.
-        scale: of the loss.
+        grad: the gradient, times `scale`.
+        dtype: the dtype of a second moment without scales.
+        scale: the scale of the loss.
     """
     lowest, most = (scale * x for x in limits(dtype))
     size = grad.abs()

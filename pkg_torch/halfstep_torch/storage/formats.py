@@ -1,7 +1,7 @@
-"""How a state array is stored: encode float32 to codes and scales, decode them to float32.
+"""The storage of a state array, which encodes float32 to codes and scales and decodes them to float32.
 
-Contract: section F. Vectors: formats, codebook. A `Format` is all that an update rule knows of storage, and
-it knows nothing of update rules.
+Contract: section F. Vectors: formats, codebook. Update rules use storage only through a `Format`, which does
+not depend on them.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ class Encoded(NamedTuple):
     """A stored array, or a run of one.
 
     Attributes:
-        codes: in its shape; if packed, in one row or in rows of units.
-        scale: uint8, in one row; None if the format has none.
+        codes: the codes in the array's shape or, if packed, in one row or in rows of units.
+        scale: the scales, uint8 in one row, or None if the format has none.
     """
 
     codes: Tensor
@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Format(shared.Format):
-    """A way to store a float32 tensor: it encodes and decodes.
+    """A format of float32 tensors, with its encoding and decoding.
 
     Attributes:
         blocks: the cut of the arrays, once `for_shape` has set their shape.
@@ -46,9 +46,9 @@ class Format(shared.Format):
         _ = self.codes, self.arithmetic, self.torch_dtype
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
-        """Return the format of an array of this shape: float32 if it is too small for a scale.
+        """Return the format of an array with this shape, float32 if it is too small for a scale.
 
-        Formats that encode and decode alike are equal, so that shapes share compiled kernels.
+        Formats that encode and decode alike are equal, so shapes share compiled kernels.
         """
         if not self.scaled:
             return self
@@ -77,14 +77,14 @@ class Format(shared.Format):
             wide, values = self.arithmetic.round_trip(x, words, keep_nonzero == "always")
             return Encoded(wide.to(self.torch_dtype), None), values
         y, cut_words = self.blocks.cut(x), self._words(words)
-        # Infinities and NaN do not count for the maximum, or mark their block.
+        # Infinities and NaN are left out of the maximum, or mark their block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
         block_max = magnitude.amax(self.blocks.axes(y), keepdim=True)
         scale = self.arithmetic.scale(block_max)
         nonzero: bool | Tensor = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
             nonzero = ~(y < 0).any(self.blocks.axes(y), keepdim=True)
-        # Where a maximum is past the largest scale, the scale says so, and codes are 0.
+        # If a maximum is past the largest scale, the scale is a mark, and codes are 0.
         wide = self.arithmetic.encode(y, scale, cut_words, nonzero)
         values = self.arithmetic.decode(self.arithmetic.to_wide(wide), scale, cut_words)
         values = self.blocks.join(values, x.shape)
@@ -95,7 +95,7 @@ class Format(shared.Format):
     def decode(self, encoded: Encoded, words: Tensor | None = None) -> Tensor:  # noqa: D102 (its base has it)
         packed = self.blocks is not None and self.codes.packed
         codes = self.blocks.unpack(encoded.codes) if self.blocks and packed else encoded.codes
-        # Widened before it is cut: padding knows no 8-bit floats.
+        # Widened before the cut, because padding does not support 8-bit floats.
         wide = self.arithmetic.to_wide(codes)
         if self.blocks is None:
             return self.arithmetic.decode(wide, None)
@@ -106,14 +106,14 @@ class Format(shared.Format):
         return self.blocks.join(values, codes.shape)
 
     def _words(self, words: Tensor | None) -> Tensor | None:
-        """Return words in the cut of blocks; one for each block of dithered codes."""
+        """Return words in the cut of blocks, one for each block of dithered codes."""
         if words is None or self.blocks is None:
             return words
         cut = self.blocks.cut(words)
         return self.blocks.firsts(cut) if self.codes.dithered else cut
 
     def decoded_shape(self, codes: Tensor) -> tuple[int, ...]:
-        """Return the shape of decoded codes: of 4-bit codes twice as many elements as bytes, less padding."""
+        """Return the shape of decoded codes. 4-bit codes have two elements in a byte, minus padding."""
         if self.blocks is None or not self.codes.packed:
             return tuple(codes.shape)
         return self.blocks.unpacked_shape(tuple(codes.shape))

@@ -1,7 +1,7 @@
-"""A first moment in units of the root of the second one: `relative`, and the arithmetic of the unit.
+"""A first moment in units of the second moment's root: `relative`, and the arithmetic of the unit.
 
-Contract: F12, F13, F18. Adam divides a first moment by the root of the second: in that unit it is bounded,
-and so needs no scale.
+Contract: F12, F13, F18. Adam divides the first moment by the root of the second. In this unit it is bounded
+and needs no scale.
 """
 
 import math
@@ -47,14 +47,14 @@ class Unit(Protocol):
 
 
 def to_unit(m: Tensor, v: Tensor) -> Tensor:
-    """Return m / sqrt(v), or 0 where v is 0 or subnormal."""
-    # All ones where v is normal, infinite or NaN.
+    """Return m / sqrt(v), or 0 if v is 0 or subnormal."""
+    # All ones if v is normal, infinite or NaN.
     kept = -(v.view(torch.int32) & 0x7F800000) >> 31
     return ((m / sqrt(v)).view(torch.int32) & kept).view(torch.float32)
 
 
 def within_scales(z: Tensor, fmt: Format) -> Tensor:
-    """Return z, where it is finite, no larger than fine scales hold; past them a block is NaN."""
+    """Return z with finite numbers limited to the range of fine scales, past which a block is NaN."""
     if not fmt.scaled:
         return z
     largest = shared.largest(fmt)

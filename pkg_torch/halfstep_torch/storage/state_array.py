@@ -13,14 +13,14 @@ Shape = tuple[int, ...]
 
 
 class WordSource(NamedTuple):
-    """Random words of a rule: one for each element of the array that they round.
+    """Random words of a rule, one for each element of the rounded array.
 
     Attributes:
-        role: of the words.
-        seed: which seed of its rule, where that has several.
-        prefix: of the name that gives the words; the parameter's follows.
+        role: the role of the words.
+        seed: the index of the seed, if the rule has several.
+        prefix: the prefix of the name for the words, before the parameter's name.
         before: whether they belong to the step before.
-        mixed: whether they are mixed; words that dither a block are not (contract F15).
+        mixed: whether they are mixed. Words that dither a block are not mixed (contract F15).
     """
 
     role: int
@@ -35,12 +35,12 @@ class StateArray:
     """One array of a parameter's state.
 
     Attributes:
-        dtype: of the array.
-        scale_of: the format of the scales in it, one byte per block; None: one entry per element.
-        codes_of: the format of the codes in it; None for numbers.
-        copies_weights: it starts as the weights; else as zeros, scales as the scales of zeros.
-        copied_as: the format in which it, or its scales, start as the weights, rounded to nearest.
-        shape_of: from the shape of the parameter to the stored shape; None if they are the same.
+        dtype: the dtype of the array.
+        scale_of: the format of the scales in it, a byte per block, or None for an entry per element.
+        codes_of: the format of the codes in it, or None for numbers.
+        copies_weights: whether it starts as the weights. Otherwise it starts as zeros, or scales of zeros.
+        copied_as: the format of the weights, rounded to nearest, with which it or its scales start.
+        shape_of: a function from the parameter's shape to the stored shape, or None if they are the same.
     """
 
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class StateArray:
 
     @property
     def packed_of(self) -> Format | None:
-        """The format of its codes, two to a byte; None if no byte is shared."""
+        """The format of its codes if they are two in a byte, else None."""
         return self.codes_of if self.codes_of and self.codes_of.packed else None
 
     def values_shape(self, shape: Shape) -> Shape:
@@ -73,7 +73,7 @@ class StateArray:
         return self.scale_of.blocks.count(elements) if self.scale_of and self.scale_of.blocks else elements
 
     def new(self, param: Tensor) -> Tensor:
-        """Return the array before the first step, row-major whatever the parameter's layout."""
+        """Return the array before the first step, row-major for any layout of the parameter."""
         if self.copied_as is not None:
             encoded = self.copied_as.for_shape(tuple(param.shape)).encode(param.detach().contiguous(), None)
             start = encoded.codes if self.scale_of is None else encoded.scale
@@ -85,5 +85,5 @@ class StateArray:
 
     @property
     def start(self) -> int:
-        """The first value of every entry: 0, or the scale of zeros. Copies start as the weights."""
+        """The first value of every entry, 0 or the scale of zeros. Copies start as the weights."""
         return self.scale_of.codes.scale_range[0] if self.scale_of else 0

@@ -8,7 +8,7 @@ from halfstep.storage.relative import from_description, from_text
 from halfstep_torch.storage.formats import Format
 
 DType = str | torch.dtype | formats.Format | None
-"""A value of `mu_dtype` and `nu_dtype`."""
+"""Value of `mu_dtype` and `nu_dtype`."""
 
 scaled = formats.returning(Format, shared.scaled)
 codebook = formats.returning(Format, shared.codebook)

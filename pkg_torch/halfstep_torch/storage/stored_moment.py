@@ -1,6 +1,6 @@
 """The storage of one moment: its format, its rounding and its random words.
 
-Contract: F1 to F3. It stands between the update rules, which know moments, and the formats, which know codes.
+Contract: F1 to F3. It connects the moments of update rules with the codes of formats.
 """
 
 import dataclasses
@@ -17,29 +17,28 @@ from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 
 Arrays = Mapping[str, Tensor]
 State = dict[str, Tensor]
-"""Of a parameter the count, "step", and its arrays by key."""
+"""State of a parameter, with the count, "step", and the arrays by key."""
 Words = Callable[[Shape], Tensor]
-"""From the shape of an array to int32 words, one per element."""
+"""Function from the shape of an array to int32 words, one per element."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredMoment:
-    """How a rule's moment is decoded and encoded, with all choices made. Hashable.
+    """The decoding and encoding of a rule's moment, with all choices made. It is hashable.
 
     Attributes:
-        name: of the moment in its rule.
-        key: of its codes in the state.
-        format: of the codes.
-        source: of the words that round it; None where it is rounded to nearest.
-        keep_nonzero: where other numbers are not stored as zero, as in `Format.encode`.
-        shape_of: from the shape of the parameter to that of the moment; None where they are the same.
-        unit: the name of the second moment with the root that is its unit; "" for none.
-        feeds_back: whether the error of storing it is fed back.
-        second: the name of the second moment with the root that bounds fed-back errors; "" for no bound.
-        copies_weights: whether it is the weight, from which it starts.
-        again: how the array of its codes is itself stored between the steps, under the same key (contract
-            S2); None where it is kept as it is. The rule continues with its own values, and the error of
-            storing again has no feedback.
+        name: the name of the moment in its rule.
+        key: the key of its codes in the state.
+        format: the format of the codes.
+        source: the source of the words that round it, or None for rounding to nearest.
+        keep_nonzero: the elements in which nonzero numbers are not stored as zero, as in `Format.encode`.
+        shape_of: a function from the parameter's shape to the moment's, or None if they are the same.
+        unit: the name of the second moment, if its root is the unit of this moment, else "".
+        feeds_back: whether the storage error is fed back.
+        second: the name of the second moment, if its root bounds fed-back errors, else "".
+        copies_weights: whether it is the weight and starts as a copy.
+        again: the storage of its array of codes between steps, under the same key (contract S2), or None. The
+            rule continues with its own values, and the error of the second storage is not fed back.
     """
 
     name: str
@@ -75,12 +74,12 @@ class StoredMoment:
 
     @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
-        """The words that `encode` reads; the words of `store_state` come last."""
+        """The words that `encode` reads, with the words of `store_state` last."""
         return self._sources if self.again is None else self._sources + self.again.sources
 
     @functools.cached_property
     def _sources(self) -> tuple[WordSource, ...]:
-        """The words of one storage: none, one, or for dithered codes also the words of the stored codes."""
+        """The words of one storage, if any, and for dithered codes also the stored codes' words."""
         if self.source is None:
             return ()
         if not self.format.dithered:
@@ -99,11 +98,11 @@ class StoredMoment:
         return self.format.decode(Encoded(codes, scale), drawn)
 
     def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
-        """Round `x` to the format, once; return codes, scales and their values.
+        """Round `x` to the format, once. Return codes, scales and their values.
 
         Args:
             x: the moment to store.
-            words: of each of the `sources`.
+            words: the words for each of the `sources`.
         """
         count = len(self._sources)
         chosen, kept = words[0](tuple(x.shape)) if count else None, self.keep_nonzero

@@ -1,4 +1,4 @@
-"""A model in 16 bits; norms and embeddings have their own choice."""
+"""A model in 16 bits, with a separate choice for norms and embeddings."""
 
 from typing import NoReturn
 
@@ -15,18 +15,18 @@ def cast_model(
 ) -> list[Group]:
     """Cast the float32 parameters of a model to bfloat16, in place, and return param groups with their names.
 
-    Rounds to nearest, once. Norms and embeddings are known by their classes, such as `LayerNorm`,
-    `LlamaRMSNorm` or `Embedding`. "float32" leaves them as they are, and hooks give them float32 inputs and
-    give their outputs back in bfloat16. "split16" casts them for the model, and the optimizer keeps 16
-    further bits of its updates. Buffers stay as they are.
+    Weights are rounded once, to nearest. Norms and embeddings are found by their classes, such as
+    `LayerNorm`, `LlamaRMSNorm` or `Embedding`. "float32" does not cast them, and hooks convert their inputs
+    to float32 and their outputs to bfloat16. "split16" casts them for the model, and the optimizer keeps 16
+    extra bits of its updates. Buffers are not cast.
 
     Args:
-        model: its parameters are cast.
-        norms: "split16", "float32" or "bfloat16".
-        embeddings: likewise.
+        model: the model to cast.
+        norms: "split16", "float32" or "bfloat16" for norms.
+        embeddings: the same choice for embeddings.
 
     Returns:
-        Param groups, for any optimizer of this package: groups of "split16" have that `param_storage`.
+        Param groups for any optimizer of this package. Groups for "split16" have that `param_storage`.
 
     Raises:
         ValueError: if a choice is none of the three, or a parameter that is to stay in float32 is shared with
@@ -66,7 +66,7 @@ def cast_model(
 
 
 class _Groups(list[Group]):
-    """Param groups that a user may take for the model."""
+    """Param groups that a user may confuse with the model."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(

@@ -1,7 +1,7 @@
 """Narrow weight storages: stochastic rounding, and Kahan compensation.
 
-Contract: section P. Vectors: params, weights. Ways that keep more of a weight than the model sees for the
-rules themselves are in `wide_weights.py`.
+Contract: section P. Vectors: params, weights. `wide_weights.py` has storages with float32 weights for the
+rules inside.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from halfstep_torch.weights.weight_rule import WeightRule, nearest
 
 
 class RoundStochastically(WeightRule):
-    """The transform that `round_stochastically` returns."""
+    """The transform of `round_stochastically`."""
 
     seed: LinkSeed = 0
 
@@ -30,19 +30,19 @@ class RoundStochastically(WeightRule):
         return True
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
-        """Return stochastic(w); nearest(w) where no words are given."""
+        """Return stochastic(w), or nearest(w) without words."""
         return round_number(w, dtype, words, saturate=False, quiet=words is not None), {}
 
 
 class Compensate(WeightRule):
-    """The transform that `compensate` returns."""
+    """The transform of `compensate`."""
 
     def extra(self, dtype: str) -> Mapping[str, StateArray]:
         """The rounding error of the weight."""
         return {"compensation": StateArray(torch.bfloat16)}
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
-        """Return p + c, c as far as it is of p."""
+        """Return p + c, with c only if it belongs to p."""
         return p + compensation_of(XP, extra["compensation"].to(torch.float32), p, dtype)
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:

@@ -44,7 +44,7 @@ class WeightRule(Link):
         return p
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
-        """Return the model's weights, in float32, and the arrays beside them; without words, to nearest."""
+        """Return the model's weights in float32, to nearest without words, and the arrays beside them."""
         return nearest(w, dtype), {}
 
     def apply(
@@ -54,7 +54,7 @@ class WeightRule(Link):
         return self.store(self.join(p, extra, dtype) + u, dtype, words)
 
     def bind(self, caller: str, h: Values, info: ParamInfo) -> "BoundWeights | None":
-        """Return the rule bound to 16-bit weights; None for float32."""
+        """Return the rule bound to 16-bit weights, or None for float32."""
         if info.dtype == torch.float32:
             return None
         unknown = {name: None for name in ("seed", "wrapped_links") if has_field(self, name)}
@@ -62,11 +62,11 @@ class WeightRule(Link):
 
 
 class NearestWeights(WeightRule):
-    """Weights rounded to nearest, with nothing kept beside them: the storage of a chain without one."""
+    """Weights rounded to nearest, without extra bits, for a chain without a weight storage."""
 
 
 class RoundedWeights(WeightRule):
-    """Weights that the rule before has rounded, with nothing kept beside them.
+    """Weights rounded by the rule before, without extra bits.
 
     Attributes:
         by: the name of that rule.
@@ -105,7 +105,7 @@ class BoundWeights(BoundRule):
     def update(
         self, u: Tensor, p: Tensor, state: Arrays, numbers: Values, words: Sequence[Words]
     ) -> tuple[Tensor, Arrays]:
-        """Return q - p for the weights q that `apply` gives, and -0.0 where q = p (contract P2)."""
+        """Return q - p for the weights q from `apply`, or -0.0 if q = p (contract P2)."""
         q, extra = self.apply(u, p, state, words)
         return update_between(p, q), extra
 
@@ -114,7 +114,7 @@ class BoundWeights(BoundRule):
         return self.rule.apply(u, p, state, self.dtype, words[0](p.shape) if words else None)
 
     def join(self, p: Tensor, state: Arrays) -> Tensor:
-        """Return the weights with their further bits, given the model's and the state arrays."""
+        """Return the weights with their extra bits, given the model's weights and the state arrays."""
         return self.rule.join(p, state, self.dtype)
 
     def store(self, w: Tensor) -> tuple[Tensor, Arrays]:
@@ -123,7 +123,7 @@ class BoundWeights(BoundRule):
 
 
 def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return nearest(p + u) in `dtype`: the weight as it is stored, in every backend (contract P1)."""
+    """Return nearest(p + u) in `dtype`, the stored weight in every backend (contract P1)."""
     # Here a cast may decide. IEEE 754 and the contract (R2, R5) ask for nearest even, and for infinity past
     # the largest finite value. In compiled code the cast is part of the store.
     return (p + u).to(dtype)
@@ -138,7 +138,7 @@ def applied(p: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def update_between(p: Tensor, q: Tensor) -> Tensor:
-    """Return q - p, or -0.0 for no change: the update from p to q (contract P2)."""
+    """Return the update from p to q, which is q - p, or -0.0 for no change (contract P2)."""
     # -0.0 is the one number that moves no weight: neither an infinity nor a zero of either sign.
     return torch.where(q == p, -0.0, q - p)
 

@@ -1,7 +1,7 @@
-"""Weights kept to more bits than the model sees, which the rules inside read and update.
+"""Weights with more bits than in the model, which the rules inside read and update.
 
-Contract: P5, P6. Two ways to keep them, `split_params` and `keep_master_params`: wrappers of a whole chain.
-The rules inside stay links of one flat chain, in front of the link that keeps the weights.
+Contract: P5, P6. `split_params` and `keep_master_params` wrap a whole chain. The rules inside stay links of
+one flat chain, before the link that keeps the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from halfstep_torch.weights.weight_rule import WeightRule
 
 
 class SplitParams(WeightRule):
-    """The last link of the chain that `split_params` returns, after the wrapped links."""
+    """The last link in the chain of `split_params`, after the wrapped links."""
 
     extra_bits: int = 16
     wrapped_links: int = 0
@@ -43,7 +43,7 @@ class SplitParams(WeightRule):
         return self._split(dtype).join(XP, bits, low)
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
-        """Return the parts that `SplitWeight` makes, the first as the number that it shows."""
+        """Return the parts from `SplitWeight`, the first as its number."""
         bits, low = self._split(dtype).split(XP, w, words)
         bits = bits << 16
         # A cast of numbers out of range depends on the machine, so a sign is shifted down.
@@ -56,7 +56,7 @@ class SplitParams(WeightRule):
 
 
 class KeepMasterParams(WeightRule):
-    """The last link of the chain that `keep_master_params` returns, after the wrapped links."""
+    """The last link in the chain of `keep_master_params`, after the wrapped links."""
 
     wrapped_links: int = 0
 
@@ -65,7 +65,7 @@ class KeepMasterParams(WeightRule):
         return {"master": StateArray(torch.float32, copies_weights=True)}
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
-        """Return the copy, or p where the copy does not round to p: the weight was changed from outside."""
+        """Return the copy, or p if the copy does not round to p because the weight was changed."""
         master = extra["master"]
         return torch.where(_nearest_away(master, dtype) == p, master, p)
 
@@ -75,7 +75,7 @@ class KeepMasterParams(WeightRule):
 
 
 def _nearest_away(w: Tensor, dtype: str) -> Tensor:
-    # A word of one half carries exactly where half or more is discarded: ties go away from zero.
+    # A word of one half carries if at least half is discarded, so ties go away from zero.
     half = torch.full((), -(1 << 31), dtype=torch.int32, device=w.device)
     return round_number(w, dtype, half, saturate=False)
 
@@ -83,11 +83,12 @@ def _nearest_away(w: Tensor, dtype: str) -> Tensor:
 def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Sequence[int] = 0) -> Chain:
     """Store extra low-order bits of each weight, and let `inner` see and update the full value in float32.
 
-    The model's weight p is the nearest to w, ties away from zero. The low `extra_bits` of w are kept beside
-    it. With bfloat16 and 16 bits, w is float32 itself, in 4 bytes and without a copy. float32 weights pass
-    through, and `inner` sees them.
+    The model's weight p is w rounded to nearest, ties away from zero. The low `extra_bits` of w are stored
+    beside it. With bfloat16 and 16 bits, w is the float32 weight, in 4 bytes and without a copy. float32
+    weights pass through, and `inner` gets them.
 
-    Rounds w + u to float32 and, where p and the bits cannot hold that, stochastically to what they can.
+    w + u is rounded to float32 and, if p and the extra bits cannot represent it, stochastically to their
+    precision.
 
     The state of `inner` follows its weights by default: its moments are float32 unless
     `mu_dtype` and `nu_dtype` say otherwise. State: `extra_bits`.
@@ -95,7 +96,7 @@ def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Seque
     Args:
         inner: a transform, or a chain of them, with the learning rate.
         extra_bits: 16, or 8 for 24 bits in all.
-        seed: of the random words: see `round_stochastically`.
+        seed: seed of the random words, as in `round_stochastically`.
 
     Returns:
         A chain, for `Optimizer`, or as the last link of a `chain`.
@@ -110,7 +111,7 @@ def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Seque
         >>> [link.name for link in tx.links]
         ['scale_by_adam', 'scale_by_learning_rate', 'split_params']
 
-    Source: TransformerEngine's `store_param_remainders`, for 16 bits; the rest ours. Contract P5.
+    Source: TransformerEngine's `store_param_remainders` for 16 bits, the rest ours. Contract P5.
     """
     SplitWeight.check(extra_bits)
     links = chain(inner).links
@@ -121,10 +122,10 @@ def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Seque
 def keep_master_params(inner: Chain | Rule) -> Chain:
     """Step a float32 copy of the weights by `inner`, and round it for the model.
 
-    The model's weight is the copy rounded to nearest, away from zero at ties: the same as `split_params` of
-    16 bits gives. Rounds nothing else. float32 weights pass through, and `inner` sees them. If the model's
-    weight is not the rounded copy, the weight was changed since the last step (loaded, averaged, clamped).
-    Then the step continues from that weight, and the copy follows.
+    The model's weight is the copy rounded to nearest, ties away from zero, as in `split_params` with 16 bits.
+    float32 weights pass through, and `inner` gets them. If the model's weight is not the rounded copy, it was
+    changed since the last step (loaded, averaged, clamped). The step then continues from the model's weight,
+    and the copy is replaced.
 
     The state of `inner` follows its weights by default: its moments are float32 unless
     `mu_dtype` and `nu_dtype` say otherwise. State: `master`.
