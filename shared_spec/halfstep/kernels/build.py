@@ -1,8 +1,8 @@
-"""Building a C library: by the system's compiler, in a process of its own.
+"""Build of a C library by the system's compiler, in a separate process.
 
-Libraries are kept in a folder, by the hash of their source. A library is native code, so it is loaded only
-from a folder that nobody else can write, and after its digest was compared (`trusted_files.py`). A library
-that fails the comparison is deleted and built again.
+Libraries are cached in a folder, by the hash of their source. A library is native code, so it is loaded only
+from a folder that no other user can write, and after a check of its digest (`trusted_files.py`). A library
+that fails the check is deleted and built again.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import weakref
 from halfstep.kernels import trusted_files
 
 FOLDER = "HALFSTEP_KERNELS"
-"""The environment variable that names the folder of libraries. If it is empty, none is kept."""
+"""Environment variable for the folder with libraries. If it is empty, no library is cached."""
 
 _FLAGS = (
     "-std=gnu11 -O3 -march=native -mprefer-vector-width=512 -ffp-contract=off -fno-math-errno "
@@ -32,14 +32,14 @@ _GCC_ONLY = ("-fno-tree-pre", "-fno-thread-jumps")
 
 @functools.cache
 def find_cc() -> str | None:
-    """Return the C compiler: the one that CC names, or else gcc, cc or clang; None if there is none."""
+    """Return the C compiler in CC, or else gcc, cc or clang, or None if none is installed."""
     named = os.environ.get("CC")
     return next(filter(shutil.which, [named] if named else ["gcc", "cc", "clang"]), None)
 
 
 @functools.cache
 def flags() -> tuple[str, ...]:
-    """Return the options of the compiler. Options that the user sets for other programs are not read."""
+    """Return the compiler's options. Options that the user sets for other programs are ignored."""
     said = subprocess.run(
         [find_cc() or "cc", "--version"], capture_output=True, text=True, check=False
     ).stdout
@@ -47,7 +47,7 @@ def flags() -> tuple[str, ...]:
 
 
 def folder() -> pathlib.Path | None:
-    """Return the folder of libraries; None if they are not kept, or if others can write there."""
+    """Return the folder with libraries, or None if they are not cached, or if other users can write there."""
     named = os.environ.get(FOLDER)
     if named == "" or not hasattr(os, "getuid"):
         return None
@@ -60,14 +60,14 @@ def folder() -> pathlib.Path | None:
 
 
 class Library:
-    """A library of one source, which may still be in the making.
+    """A library from one source, which the compiler may still be building.
 
     Attributes:
-        problem: why there is no library; "" if there is one, or may be one soon.
+        problem: the reason why there is no library, or "" if it is built or being built.
     """
 
     def __init__(self, source: str, options: tuple[str, ...] = ()) -> None:
-        """Find the library, or start the compiler, with further options."""
+        """Find the library, or start the compiler with the given options."""
         self.problem = ""
         name = hashlib.sha256("\0".join([source, *flags(), *options, _processor()]).encode()).hexdigest()[:32]
         kept = folder()
@@ -101,7 +101,7 @@ class Library:
         self._end = weakref.finalize(self, _clean_up, self._compiler, self._work, os.getpid())
 
     def get(self, *, wait: bool) -> ctypes.CDLL | None:
-        """Return the library if it is built; `wait` for the compiler."""
+        """Return the library if it is built. With `wait`, wait for the compiler."""
         if self._compiler is None or (not wait and self._compiler.poll() is None):
             return self._loaded
         failed, made = self._compiler.wait(), self._work / "kernel.so"
@@ -115,7 +115,7 @@ class Library:
         return self._loaded
 
     def note(self, name: str) -> None:
-        """Write a note about the library, for later processes that find it."""
+        """Write a note about the library for later processes."""
         if (noted := self._noted(name)) is not None:
             with contextlib.suppress(OSError):  # a full or read-only folder
                 trusted_files.write(*noted)
@@ -126,14 +126,14 @@ class Library:
         return noted is not None and trusted_files.read(noted[0]) == noted[1]
 
     def _noted(self, name: str) -> tuple[pathlib.Path, bytes] | None:
-        """Return the file of a note and its content, the digest of the library; None if none is kept."""
+        """Return a note's file and its content, the library's digest, or None if no library is cached."""
         content = trusted_files.read(self._path) if self._path else None
         if self._path is None or content is None:
             return None
         return self._path.with_name(f"{self._path.stem}.{name}"), hashlib.sha256(content).digest()
 
     def _kept(self, made: pathlib.Path) -> pathlib.Path:
-        """Return the path of a new library, in the folder of libraries if possible."""
+        """Return the path of a new library, in the folder with libraries if possible."""
         if self._path is None:
             return made
         try:
@@ -144,7 +144,7 @@ class Library:
 
 
 def _clean_up(compiler: subprocess.Popen, work: pathlib.Path, process: int) -> None:
-    """Stop a compiler that nobody waits for, and remove its files. A loaded library stays loaded."""
+    """Stop a compiler that is no longer needed, and remove its files. A loaded library stays loaded."""
     if os.getpid() != process:  # a fork, whose parent still waits
         return
     if compiler.poll() is None:

@@ -1,11 +1,11 @@
-"""The driver of a kernel in C: it divides the parameters of a table into rows and threads.
+"""The driver for a C kernel, which divides the parameters in a table into rows and threads.
 
-The threads are the caller's: it passes a function that runs a team. Each thread takes an equal share of the
-elements, and no bit depends on their number.
+The caller passes a function that runs a team of threads. Each thread updates an equal share of the elements,
+and no bit depends on the number of threads.
 
-What remains of a parameter after whole rows goes through arrays on the stack, filled up with zeros, so that
-every loop has a constant or a vectorized length. A row never crosses the end of a run of the window, nor a
-multiple of 2^32 of the index (contract W8).
+The elements after a parameter's whole rows are copied to arrays on the stack, padded with zeros, so that
+every loop has a constant or a vectorized length. A row never crosses the end of a window run, nor an index
+that is a multiple of 2^32 (contract W8).
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from halfstep.kernels.graph import SUMS, Graph, Node
 from halfstep.random_words import GOLDEN_RATIO
 
 FIELDS = ("elements", "run", "first", "window_run", "window_skip")
-"""The fields of a row of the table before its addresses: int64, a row for each parameter.
+"""The int64 fields before the addresses in a table row. Each parameter has a row.
 
-elements: of the parameter here. run: elements of a run whose last block is short, or 0. first: the row-major
-index of the first element. window_run, window_skip: elements that are contiguous in the whole array, and how
-many elements of the array follow before the next run.
+elements: number of local elements. run: length of a run if its last block is short, or 0. first: row-major
+index of the first element. window_run, window_skip: number of elements that are contiguous in the whole
+array, and of elements from there to the next run.
 """
 LANES = 16
-"""Elements that a loop without blocks updates at once."""
+"""Number of elements that a loop without blocks updates at once."""
 
 Array = tuple[str, str, int]
-"""Name of an array, type of its entries, elements that share an entry."""
+"""Name of an array, type of its entries, and number of elements that share an entry."""
 
 _DRIVER = """
 typedef struct {
@@ -86,7 +86,7 @@ void step(i64 params, const i64 *table, const u32 *keys, const float *numbers, c
 
 
 def c_driver(graph: Graph, arrays: Sequence[Array], scalars: Sequence[Node]) -> str:
-    """Return the source of `step`, or of `norms`, given the arrays and the scalars that `row` takes."""
+    """Return the source of `step` or `norms`, given the arrays and scalars that `row` reads."""
     cut, width = bool(graph.cuts), graph.width if graph.cuts else LANES
     values = "".join(f", {_value(x, graph.second_keys)}" for x in scalars)
     piece = (_block if cut else _span)(arrays, width, values, graph)
@@ -111,12 +111,12 @@ def c_driver(graph: Graph, arrays: Sequence[Array], scalars: Sequence[Node]) -> 
 
 
 def variable(name: str) -> str:
-    """Return the variable of an array. Names of state arrays may have any characters."""
+    """Return the variable for an array. A state array's name may have any characters."""
     return "".join(c if c.isalnum() else "_" for c in name) + "_at"
 
 
 def _value(node: Node, second_keys: frozenset[int]) -> str:
-    """Return a number or a key of the parameter. The high half of the index is added to each k1."""
+    """Return a parameter's number or key. The high half of the index is added to each k1."""
     kind, i = node.args[0].split(".")
     if kind == "number":
         return f"numbers[{i}]"
@@ -125,7 +125,7 @@ def _value(node: Node, second_keys: frozenset[int]) -> str:
 
 
 def _span(arrays: Sequence[Array], width: int, values: str, graph: Graph) -> list[str]:
-    """Return the update of contiguous elements without blocks: whole vectors in place, then the rest."""
+    """Return code that updates contiguous elements without blocks, whole vectors in place, then the rest."""
     here = [
         f"{of} *{variable(name)} = ({of} *)entry[{len(FIELDS) + i}] + at;"
         for i, (name, of, _) in enumerate(arrays)
@@ -145,7 +145,7 @@ def _span(arrays: Sequence[Array], width: int, values: str, graph: Graph) -> lis
 
 
 def _block(arrays: Sequence[Array], width: int, values: str, graph: Graph) -> list[str]:
-    """Return the update of one block of the coarsest cut: in place if it is whole."""
+    """Return code that updates one block of the coarsest cut, in place if it is whole."""
     here = ["const i64 of_run = at / run, in_run = at % run;", f"if (count > {width}) count = {width};"]
     here += ["if (count > run - in_run) count = run - in_run;"]
     for i, (name, of, shared) in enumerate(arrays):
@@ -164,7 +164,7 @@ def _block(arrays: Sequence[Array], width: int, values: str, graph: Graph) -> li
 def _on_stack(
     arrays: Sequence[Array], width: int, count: str, given: str, rest: str, graph: Graph
 ) -> list[str]:
-    """Return the update of fewer than `width` elements."""
+    """Return code that updates fewer than `width` elements."""
     lines, sources, inputs = [f"  const i64 some = {count};"], given.split(", "), graph.inputs
     size = {name: f"(some + {shared - 1}) / {shared} * (i64)sizeof({of})" for name, of, shared in arrays}
     for name, of, shared in arrays:

@@ -1,6 +1,6 @@
-"""The C form of each operation of a graph: an expression that rounds once.
+"""The C form for each operation in a graph, which is an expression that rounds once.
 
-These spellings are the ones that gcc 12 vectorizes, without `-ffast-math`, with the bits of PyTorch:
+gcc 12 vectorizes these forms without `-ffast-math`, and they have PyTorch's bits:
 
 - `(float)(int)x` becomes `trunc(x)`, which is -0 for x in (-1, -0] and stays scalar, so the integer is
   combined with a zero that the compiler cannot see.
@@ -27,7 +27,7 @@ _CONVERTED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
 def form(node: Node, args: Sequence[Node | float], given: Sequence[str]) -> str:
-    """Return the expression of an operation, given its operands and how they are referred to."""
+    """Return the expression for an operation, given its operands and their C expressions."""
     op, dtype, first = node.op, node.dtype, args[0]
     if op in ("minimum", "maximum"):
         return _extreme(op, dtype, given, isinstance(args[1], Node))
@@ -74,7 +74,7 @@ def _cast(node: Node, source: Node, given: str) -> str:
 
 
 def _extreme(op: str, dtype: str, given: Sequence[str], both: bool) -> str:
-    """Return a minimum or a maximum, through which a NaN passes; with a constant, one select is enough."""
+    """Return a minimum or maximum that keeps NaN. With a constant, one select is enough."""
     a, b = given
     if dtype != "float32":
         return f"{'smaller' if op == 'minimum' else 'larger'}({a}, {b})"
@@ -82,7 +82,7 @@ def _extreme(op: str, dtype: str, given: Sequence[str], both: bool) -> str:
 
 
 def dtype_of_number(by: Node) -> str:
-    """Return the dtype of a number among the operands of a node."""
+    """Return the dtype for a number among a node's operands."""
     if by.op in ("eq", "ne", "lt", "le", "gt", "ge"):
         return by.operands[0].dtype
     return by.dtype

@@ -1,4 +1,4 @@
-"""The head of a kernel in C: its types, and the conversions and roundings that C has no operator for."""
+"""The head of a C kernel, with types, and conversions and roundings without a C operator."""
 
 TYPES = {
     "float32": "float", "int32": "i32", "uint8": "u8", "bool": "bool", "bfloat16": "u16",

@@ -1,9 +1,9 @@
-"""The part of a kernel in C that adds up squares, in an order that plain steps have too.
+"""The part of a C kernel that adds squares, in the same order as plain steps.
 
-A piece of 1024 elements is squared in units of a power of two, and added by halves in float32. Sums of pieces
-are float64: rows of 1024 are added one after the other, and a row by halves. So no bit depends on the number
-of threads. Exact sums are of integers (contract N2), which have no order: first the largest pattern, and then
-squares in units of its last place. The caller has memory for the sums of pieces, and gives its addresses in
+A piece with 1024 elements is squared in units of a power of two, and added by halves in float32. Sums over
+pieces are float64. Rows of 1024 pieces are added one after another, and each row by halves. So no bit depends
+on the number of threads. Exact sums add integers (contract N2) in any order, first for the largest pattern,
+and then for squares in units of its last place. The caller allocates memory for the sums, with addresses in
 the table.
 """
 
@@ -120,5 +120,5 @@ void norms(i64 params, const i64 *table, const u32 *keys, const float *numbers, 
 
 
 def c_norms(sums: str, shares: str) -> str:
-    """Return the source of `norms`, around that of shares: sums of a kind (`graph.SUMS`)."""
+    """Return the source of `norms` around the source for shares, given the kind of sums (`graph.SUMS`)."""
     return "".join([_PIECES, _OF_PIECE[sums], _MEASURE, shares, _TOTAL[sums], _NORMS])

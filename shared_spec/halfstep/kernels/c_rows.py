@@ -1,8 +1,8 @@
-"""What a row of a kernel in C computes, and when.
+"""The order of operations in a row of a C kernel.
 
 Without blocks a row has any length, and its loop runs over a multiple of LANES elements. With blocks a row is
 one block of the coarsest cut, and a value that depends on a maximum is computed in a later loop than the
-maximum. Values that a later loop reads are kept on the stack, or computed again if that is short.
+maximum. Values for a later loop are kept on the stack, or computed again if that takes few operations.
 """
 
 import math
@@ -13,15 +13,15 @@ from halfstep.kernels.graph import ROWS, Graph, Node, NoGeneratedForm
 
 ELEMENT, BYTE, SCALAR = "element", "byte", "scalar"
 _AGAIN = 6
-"""An element that takes at most so many operations is computed again after a maximum instead of kept."""
+"""Largest number of operations for an element that is computed again after a maximum instead of kept."""
 
 
 class Rows:
     """The order of a row's operations.
 
     Attributes:
-        level: of each node how many values a row has: `ELEMENT`, `BYTE`, `SCALAR`, or so many.
-        phase: of each node how many maxima over the row must be known first.
+        level: number of values per row for each node, or `ELEMENT`, `BYTE` or `SCALAR`.
+        phase: number of maxima over the row that each node needs.
         late: outputs that are stored last, because a later loop reads the array that they replace.
         kept: elements in an array on the stack.
     """
@@ -62,7 +62,7 @@ class Rows:
         return ELEMENT if size == self.width else size
 
     def _cuts(self) -> list[int]:
-        """Return how many blocks a row has of each cut."""
+        """Return the number of blocks per row for each cut."""
         return [self.width // size for size in self.graph.cuts]
 
     def _phase_of(self, node: Node) -> int:
@@ -110,7 +110,7 @@ class Rows:
         return kept
 
     def _cost(self, node: Node) -> int:
-        """Return how many operations an element takes from its inputs, values of blocks and scalars."""
+        """Return the number of operations for an element, from its inputs, block values and scalars."""
         if node not in self._costs:
             free = node.op == "input" or self.level[node] != ELEMENT
             self._costs[node] = 0 if free else 1 + sum(map(self._cost, self.operands(node)))

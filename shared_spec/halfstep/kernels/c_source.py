@@ -1,8 +1,8 @@
-"""The C source of a kernel, generated from a graph.
+"""The C source for a kernel, generated from a graph.
 
-`c_source` returns a translation unit whose function `step` updates all parameters of a table. The function
-`row`, which is generated here, updates elements that are contiguous in memory and in the whole array. The
-driver (`c_driver.py`) divides the table into rows.
+`c_source` returns a translation unit with the function `step`, which updates all parameters in a table. The
+generated function `row` updates elements that are contiguous in memory and in the whole array. The driver
+(`c_driver.py`) divides the table into rows.
 
 The compiler vectorizes every loop over elements.
 """
@@ -19,10 +19,10 @@ Reference = Callable[[Node | float, Node], str]
 
 
 def c_source(graph: Graph) -> str:
-    """Return the translation unit of a kernel.
+    """Return the translation unit for a kernel.
 
     Raises:
-        NoGeneratedForm: for an operation or a dtype that has no form in C.
+        NoGeneratedForm: if an operation or a dtype has no form in C.
     """
     row = _Row(graph)
     parts = [HEAD, *row.tables(), row.function(), c_driver(graph, row.arrays(), row.scalars())]
@@ -39,7 +39,7 @@ class _Row(Rows):
     # The parts of the translation unit.
 
     def tables(self) -> list[str]:
-        """Return the constants of tables of codes."""
+        """Return the constants for code tables."""
         found = [node for node in self.nodes if node.op == "table"]
         return [
             f"static const float {x.name}[] = {{{', '.join(number(v, 'float32') for v in x.args[0])}}};"
@@ -47,11 +47,11 @@ class _Row(Rows):
         ]
 
     def arrays(self) -> list[tuple[str, str, int]]:
-        """Return the arrays of a row: name, type, and how many elements share an entry."""
+        """Return a row's arrays, each with name, type, and the number of elements that share an entry."""
         return [(x.name, TYPES[x.dtype], x.shared) for x in self.graph.memory]
 
     def scalars(self) -> list[Node]:
-        """Return the inputs that are one value for a parameter."""
+        """Return the inputs with one value per parameter."""
         return [node for node in self.nodes if node.op == "input" and node.shape == ()]
 
     def function(self) -> str:
@@ -87,10 +87,10 @@ class _Row(Rows):
     def _type(self, node: Node) -> str:
         return TYPES[node.dtype]
 
-    # Values of blocks.
+    # Block values.
 
     def _of_blocks(self, node: Node) -> list[str]:
-        """Return the statements that compute the values of a row's blocks."""
+        """Return statements that compute block values in a row."""
         count, of = self.level[node], self._type(node)
         assert isinstance(count, int)
         if node.op in ("amax", "any"):
@@ -117,7 +117,7 @@ class _Row(Rows):
         ]
 
     def _in_block(self, x: Node | float, by: Node, count: int) -> str:
-        """Return a value as the j-th of `count` blocks reads it."""
+        """Return the expression for a value in block j, with `count` blocks."""
         if not isinstance(x, Node) or self.level[x] == SCALAR:
             return self._in_row(x, by)
         of = self.level[x]
@@ -126,7 +126,7 @@ class _Row(Rows):
         return f"{x.name}[j]" if of == count else f"{x.name}[j * {of} / {count}]"
 
     def _in_row(self, x: Node | float, by: Node) -> str:
-        """Return a number, or a value that a row has once."""
+        """Return the expression for a number, or for a value with one instance per row."""
         if not isinstance(x, Node):
             return number(x, dtype_of_number(by))
         return number(x.args[0], x.dtype) if x.op == "const" else _name(x)
@@ -134,7 +134,7 @@ class _Row(Rows):
     # Loops over elements.
 
     def _loop(self, phase: int) -> list[str]:
-        """Return the loop over the elements of a phase."""
+        """Return the loop over the elements in a phase."""
         ends = {
             name: x
             for name, x in self.outputs.items()
@@ -187,7 +187,7 @@ class _Row(Rows):
         return [*lines, *spread, *head, *loop]
 
     def _spread(self, todo: Sequence[Node]) -> list[str]:
-        """Return loops that copy values of blocks to each element: nested loops are not vectorized."""
+        """Return loops that copy block values to each element, because nested loops are not vectorized."""
         lines = []
         for x in (y for node in todo for y in self.operands(node)):
             count = self.level[x]
@@ -203,7 +203,7 @@ class _Row(Rows):
         return lines
 
     def _in_element(self, x: Node | float, by: Node) -> str:
-        """Return a value as the i-th element reads it."""
+        """Return the expression for a value at element i."""
         if not isinstance(x, Node) or self.level[x] == SCALAR:
             return self._in_row(x, by)
         count = self.level[x]
@@ -224,12 +224,12 @@ class _Row(Rows):
         ]
 
     def _form(self, node: Node, reference: Reference) -> str:
-        """Return the expression of an operation, given how its operands are referred to."""
+        """Return the expression for an operation, given a function for its operands."""
         args = self.args[node]
         return form(node, args, [reference(x, node) for x in args])
 
     def _stores(self) -> Iterator[str]:
-        """Yield the statements that store values of blocks, packed codes, and late outputs."""
+        """Yield statements that store block values, packed codes, and late outputs."""
         for name, node in self.late.items():
             yield f"for (i32 i = 0; i < {self.width}; i++) {variable(name)}[i] = kept_{node.name}[i];"
         for name, node in self.outputs.items():
@@ -243,15 +243,15 @@ class _Row(Rows):
 
 
 def _stored(x: Node) -> str:
-    """Return the type of an element on the stack: no loop that loads a `bool` is vectorized."""
+    """Return the type of an element on the stack. It is not `bool`, because such loops are not vectorized."""
     return "i32" if x.dtype == "bool" else TYPES[x.dtype]
 
 
 def _loaded(x: Node, place: str) -> str:
-    """Return the value of an element that is on the stack."""
+    """Return the value of an element on the stack."""
     return f"({place} != 0)" if x.dtype == "bool" else place
 
 
 def _name(x: Node) -> str:
-    """Return the variable of a value that a row has once."""
+    """Return the variable for a value with one instance per row."""
     return x.args[0].replace(".", "_") if x.op == "input" else x.name

@@ -1,6 +1,6 @@
-"""The graph of a step: elementwise operations in order, from which a generator writes a kernel.
+"""The graph of a step, with elementwise operations in order, from which a generator writes a kernel.
 
-Shapes. The step of a parameter is traced on ROWS rows of `width` elements. A row is one block of the coarsest
+Shapes. A parameter's step is traced on ROWS rows with `width` elements. A row is one block of the coarsest
 cut, if formats have blocks. ROWS is a prime, so it can be found in every shape:
 
     (ROWS, width)            elements
@@ -16,12 +16,12 @@ Inputs, by name:
     index       int32, the low half of each element's row-major index
     first.SIZE  int32, the same of the first element of each block of SIZE elements
     number.i    float32, the i-th number of the step
-    key.i       int32, the i-th column of the keys of random words. A kernel adds the high half of the index,
+    key.i       int32, the i-th column of the random words' keys. A kernel adds the high half of the index,
                 times the golden ratio, to every k1 (contract W8).
 
-Outputs, by name: p, or u for the float32 update of a step that does not change the weights, and state
-arrays. Or norm.u and norm.p: float32 elements that are added up (`SUMS`), and stored nowhere. Dtypes are
-named as NumPy and ml_dtypes name them.
+Outputs, by name: state arrays, and p, or u for a float32 update if the step does not change the weights. In a
+graph for norms, the outputs are norm.u and norm.p, float32 elements that are added (`SUMS`) but not stored.
+Dtypes have their names in NumPy and ml_dtypes.
 
 Operations round once each, integers wrap, and NaN passes through `minimum` and `maximum`:
 
@@ -47,12 +47,12 @@ ROWS = 7
 
 
 class SumKind(NamedTuple):
-    """How the elements of a norm are added up.
+    """A way to add the elements of a norm.
 
     Attributes:
-        dtype: of the sum of a piece.
-        words: how many of that dtype the total of a parameter takes.
-        has_units: whether each parameter has a number of its own for each norm, behind the others.
+        dtype: dtype of a piece's sum.
+        words: number of words with this dtype in a parameter's total.
+        has_units: whether each parameter has its own number for each norm, after the other numbers.
     """
 
     dtype: str
@@ -65,17 +65,17 @@ SUMS = {
     "largest": SumKind("int64"),
     "integers": SumKind("int64", words=2, has_units=True),
 }
-"""Kinds of sums: of squares; the largest magnitude, as its pattern; squares in units of its last place, where
-the number is its exponent field, and the total is that of the low 32 bits and that of the rest."""
+"""Kinds of sums. They are the sum of squares, the largest magnitude as a pattern, and the sum of squares in
+units of its last place, with its exponent field as the number and totals for the low 32 bits and the rest."""
 
 
 def is_float(dtype: str) -> bool:
-    """Whether a dtype is one of floats."""
+    """Whether a dtype is a floating-point dtype."""
     return dtype.startswith(("float", "bfloat"))
 
 
 class NoGeneratedForm(Exception):
-    """An operation for which there is no kernel: its parameters take plain steps."""
+    """Raised for an operation without a kernel form. Its parameters take plain steps."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,10 +85,10 @@ class Node:
     Attributes:
         op: the operation.
         args: nodes and numbers.
-        shape: of the result.
-        dtype: of the result.
-        axes: of a reduction.
-        name: the variable of the result in a kernel.
+        shape: shape of the result.
+        dtype: dtype of the result.
+        axes: axes of a reduction.
+        name: the result's variable in a kernel.
         exact: whether a cast to bfloat16 drops only bits that are 0.
     """
 
@@ -113,13 +113,13 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class RowArray:
-    """An array of a parameter in memory.
+    """A parameter's array in memory.
 
     Attributes:
-        name: of an input or output of the graph.
-        dtype: of its entries.
-        kind: "element", "packed" for two codes in a byte, or "scale" for one entry in a block.
-        shared: how many elements share an entry.
+        name: name of an input or output in the graph.
+        dtype: dtype of its entries.
+        kind: "element", "packed" for two codes in a byte, or "scale" for one entry per block.
+        shared: number of elements that share an entry.
     """
 
     name: str
@@ -133,18 +133,18 @@ class Graph:
     """The operations of a step.
 
     Attributes:
-        nodes: in the order of execution. Only nodes that an output reads.
-        outputs: by name.
-        memory: the arrays of a parameter in a kernel's order: p, g, u if it is an output, and state arrays.
-            In the place of u there may be the sums of squares of norm.u and norm.p.
-        cuts: the distinct lengths of blocks, the coarsest first.
-        width: elements of a row.
-        numbers: how many numbers a step has.
-        keys: how many columns the keys of random words have.
+        nodes: nodes that an output reads, in the order of execution.
+        outputs: outputs by name.
+        memory: a parameter's arrays in a kernel's order, which is p, g, u if it is an output, and state
+            arrays. Instead of u there may be the sums of squares for norm.u and norm.p.
+        cuts: distinct block lengths, the coarsest first.
+        width: number of elements in a row.
+        numbers: number of hyperparameters and other numbers in a step.
+        keys: number of columns in the random words' keys.
         second_keys: the columns that are a k1.
-        sums: the kind of the sums of norms.
-        late: the numbers that a device's kernel reads where another kernel has written them, a row for each
-            parameter, and not among the words of the step.
+        sums: kind of sums for norms.
+        late: numbers that another kernel on the device has written, with a row for each parameter. They are
+            not among the words of the step.
     """
 
     nodes: list[Node]
@@ -162,7 +162,7 @@ class Graph:
         self.replace(self.nodes, self.outputs)
 
     def replace(self, nodes: Iterable[Node], outputs: dict[str, Node]) -> None:
-        """Replace the nodes; leave out nodes that no output reads, and name the others."""
+        """Replace the nodes, without nodes that no output reads, and name the rest."""
         read: set[int] = set()
         waiting = list(outputs.values())
         while waiting:
@@ -176,12 +176,12 @@ class Graph:
 
     @property
     def inputs(self) -> dict[str, Node]:
-        """The inputs that are read, by name."""
+        """Inputs in use, by name."""
         return {node.args[0]: node for node in self.nodes if node.op == "input"}
 
     @property
     def norms(self) -> list[str]:
-        """The outputs that are added up."""
+        """Outputs that are added."""
         return [name for name in self.outputs if name.startswith("norm.")]
 
     def __repr__(self) -> str:

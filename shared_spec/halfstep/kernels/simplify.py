@@ -1,4 +1,4 @@
-"""Passes over a traced graph that change no bit and make kernels shorter."""
+"""Passes over a traced graph that shorten kernels and do not change any bit."""
 
 import math
 import struct
@@ -13,14 +13,14 @@ _ELEMENTWISE = frozenset(
 
 
 def simplified(graph: Graph) -> Graph:
-    """Return the graph as generators take it. The nodes are changed in place."""
+    """Return the graph in the form for generators. The nodes are changed in place."""
     for change in (_codes_in_pairs, _logical_shifts, _narrow_shifts, _firsts_of_blocks, _exact_casts):
         change(graph)
     return graph
 
 
 def _replace(graph: Graph, becomes: Callable[[Node], Node | list[Node] | None]) -> None:
-    """Replace each node by the result of `becomes`: None keeps it, the last of several replaces it."""
+    """Replace each node by the result of `becomes`. None keeps it, and the last of several replaces it."""
     instead: dict[int, Node] = {}
 
     def new(x: Node | float) -> Node | float:
@@ -43,7 +43,7 @@ def _replace(graph: Graph, becomes: Callable[[Node], Node | list[Node] | None]) 
 
 
 def _codes_in_pairs(graph: Graph) -> None:
-    """Make one operation of each packing and unpacking of 4-bit codes, on arrays in their own shape."""
+    """Merge packing and unpacking of 4-bit codes into one operation each, on arrays in their own shape."""
 
     def becomes(node: Node) -> Node | None:
         if node.op == "view" and node.shape == node.args[0].shape:
@@ -82,7 +82,7 @@ def _source_of_pack(node: Node) -> Node | None:
 
 
 def _logical_shifts(graph: Graph) -> None:
-    """Make one operation of a shift of int32 if the copies of the sign are masked out.
+    """Merge a shift of int32 into one operation if the copied sign bits are masked out.
 
     A shift to the left before it, which cuts off bits above a field, becomes a mask after it. Processors run
     more masks than shifts at once.
@@ -107,7 +107,7 @@ def _logical_shifts(graph: Graph) -> None:
 
 
 def _narrow_shifts(graph: Graph) -> None:
-    """Draw no sign down into bits that a cast to int16 cuts off: it takes the low bits in generated code."""
+    """Shift int32 without sign copies before a cast to int16, which keeps only the low bits."""
 
     def becomes(node: Node) -> list[Node] | None:
         right = node.args[0] if node.op == "cast" and node.dtype == "int16" else None
@@ -124,7 +124,7 @@ def _narrow_shifts(graph: Graph) -> None:
 
 
 def _firsts_of_blocks(graph: Graph) -> None:
-    """Compute values of the first element of each block from that element's index alone."""
+    """Compute values at the first element of each block only from its index."""
 
     def becomes(node: Node) -> list[Node] | None:
         is_first = node.op == "slice" and node.args[1] == len(node.shape) - 1 and node.args[2:4] == (0, 1)

@@ -1,4 +1,4 @@
-"""The Triton form of each operation of a graph: an expression that rounds once."""
+"""The Triton form for each operation in a graph, which is an expression that rounds once."""
 
 import math
 import struct
@@ -44,7 +44,7 @@ def sqrt_rn(x):
 def div_rn(x, y):
     return tl.div_rn(x, y)
 """
-# Triton before 3.6 flushes subnormal numbers in its own two.
+# Triton's own root and quotient flush subnormal numbers before version 3.6.
 _EXACT_PTX = """
 @triton.jit
 def sqrt_rn(x):
@@ -62,22 +62,22 @@ def div_rn(x, y):
 
 
 def functions_of(graph: Graph, exact_by_ptx: bool) -> list[str]:
-    """Return the functions that forms call. Roots and quotients are PTX if `exact_by_ptx`."""
+    """Return the functions that forms call. With `exact_by_ptx`, roots and quotients are PTX."""
     optional = (("round", _RINT), ("pack4", _PACK))
     used = {node.op for node in graph.nodes}
     return [_EXACT_PTX if exact_by_ptx else _EXACT, *(text for op, text in optional if op in used)]
 
 
 class Forms:
-    """The forms of a graph's operations. The variables of a block are those of `triton_source.py`."""
+    """The forms for a graph's operations, with block variables from `triton_source.py`."""
 
     def __init__(self, graph: Graph) -> None:
         self._width = graph.width
-        # The product of `offs` leaves the loop. Kernels with blocks, but no tables, lack registers for it.
+        # The product with `offs` leaves the loop. Kernels with blocks, but no tables, lack registers for it.
         self._sums_counters = not graph.cuts or any(node.op == "table" for node in graph.nodes)
 
     def form(self, node: Node) -> str:
-        """Return the expression of an operation."""
+        """Return the expression for an operation."""
         op = node.op
         if op in ("table", "iota", "slice", "pad", "cat", "pow", "amin", "all"):
             raise NoGeneratedForm(op)
@@ -127,13 +127,13 @@ class Forms:
         return given
 
     def _whole(self, x: Node | float, node: Node) -> str:
-        """Return an operand in the shape of a result: `div_rn` does not broadcast constants."""
+        """Return an operand in the shape of a result, because `div_rn` does not broadcast constants."""
         if isinstance(x, Node) and x.op != "const":
             return x.name
         return f"tl.full({self._shape(node.shape)}, {operand(x, node)}, tl.float32)"
 
     def _shape(self, shape: tuple[int, ...]) -> str:
-        """Return a shape of the graph as the kernel has it: R rows instead of ROWS."""
+        """Return a shape from the graph with R rows, as in the kernel, instead of ROWS."""
         if not shape:
             return "[]"
         rows = "R" if shape[0] == ROWS else f"R * {shape[0] // ROWS}"
@@ -145,7 +145,7 @@ def _is_index(x: Node | float) -> bool:
 
 
 def operand(x: Node | float, node: Node) -> str:
-    """Return an operand: the name of a node, or a constant that Triton takes for float32."""
+    """Return an operand, which is a node's name, or a constant that Triton reads as float32."""
     value = x.args[0] if isinstance(x, Node) and x.op == "const" else x
     if isinstance(value, Node):
         return value.name
@@ -154,7 +154,7 @@ def operand(x: Node | float, node: Node) -> str:
     if node.dtype == "float64" and node.op != "cast":
         return f"tl.full([], {value!r}, tl.float64)"
     (rounded,) = struct.unpack("<f", struct.pack("<f", value))
-    if rounded == 0 and math.copysign(1, rounded) < 0:  # Triton makes 0 of it
+    if rounded == 0 and math.copysign(1, rounded) < 0:  # Triton would turn it into +0
         return f"tl.full([], {-(1 << 31)}, tl.int32).to(tl.float32, bitcast=True)"
     if 0 < abs(rounded) < 2.0**-126:  # Triton would make it float64
         raise NoGeneratedForm(f"the subnormal constant {rounded}")

@@ -1,10 +1,10 @@
-"""The part of a Triton module that adds up squares, in the order of `c_norms.py` and of plain steps.
+"""The part of a Triton module that adds squares, in the order of `c_norms.py` and plain steps.
 
-A sum of two numbers has no order, so each half of 1024 numbers is added to the other by a step of its own.
+A sum of two numbers has no order. So 1024 numbers are added by halves, with a separate step for each halving.
 """
 
 PIECE = 1024
-"""Elements whose squares are added in float32, and pieces in a row of their sums."""
+"""Number of squares that are added in float32, and number of pieces in a row of sums."""
 
 _HALVES = "\n".join(
     f"    y = tl.sum(tl.reshape(y, [P, 2, {PIECE >> i}]), axis=1)" for i in range(1, PIECE.bit_length())
@@ -80,7 +80,7 @@ _TOTAL = {
 
 
 def functions_of_norms(sums: str, of: str) -> list[str]:
-    """Return the functions that add up pieces, given the kind of sums (`graph.SUMS`) and their type."""
+    """Return functions that add pieces, given the kind of sums (`graph.SUMS`) and their type."""
     inserted = {"OF_PIECES": OF_PIECES[sums].strip("\n"), "TOTAL": _TOTAL[sums].strip("\n"), "SUM": of}
     made = [BY_HALVES, _STORE_SUMS, _TOTALS]
     for name, value in inserted.items():

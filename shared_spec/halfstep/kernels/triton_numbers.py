@@ -1,24 +1,24 @@
-"""The Triton source of the launch before a step: it counts, and makes the words and rows that the step reads.
+"""The Triton source for the launch before a step, which counts and computes the step's words and rows.
 
-So nothing of a step is left to the host, and a CUDA graph can replay it. The graph of the words is traced
-from the functions that the host computes them with. Its rows are parameters, one for each lane:
+So the host computes no part of a step, and a CUDA graph can replay it. The graph for the words is traced from
+the host's own functions for them. Its rows are parameters, one for each lane:
 
     count                  int64, after its increment
-    leaf.i, high.i, low.i  int32, of the i-th stream of random words the leaf and the seed
+    leaf.i, high.i, low.i  int32, the leaf and the seed for the i-th stream of random words
     number.i               float32 and the same for all parameters, the i-th hyperparameter
     coming                 float32, 1, 2, ... up to `COMING`
 
 The function `ahead` reads and writes these tables:
 
-    given    int64, in pinned memory of the host: whether the step is valid; addresses of hyperparameters on
-             the device, 0 for others; the patterns of those; addresses of gradients. A step that is not valid
-             changes nothing: what it would write to may belong to others.
-    rows     int64 [parameters, C], of the step's kernel: the gradient, its alignment and, if the step is not
-             valid, no elements
-    words    int32 [parameters, K + N], of the step's kernel
+    given    int64, in pinned host memory: whether the step is valid, addresses of hyperparameters on the
+             device (else 0), patterns of the other hyperparameters, addresses of gradients. An invalid step
+             writes no arrays, because their memory may have other owners.
+    rows     int64 [parameters, C], for the step's kernel: the gradient, its alignment, and no elements if the
+             step is invalid
+    words    int32 [parameters, K + N], for the step's kernel
     counts   int64, the address of each count
     leaves   int32 [parameters, 3 S]
-    fast     int32, 1 for parameters whose weights and state are aligned
+    fast     int32, 1 for parameters with aligned weights and state
 """
 
 from halfstep.kernels.graph import Graph, Node
@@ -26,24 +26,24 @@ from halfstep.kernels.triton_forms import TYPES, Forms, functions_of, operand
 from halfstep.kernels.triton_source import ROW_FIELDS, VECTOR
 
 COMING = 128
-"""How many coming steps are read at most."""
+"""Largest number of coming steps that are read."""
 
 
 def triton_numbers(
     graph: Graph, *, arrays: int, streams: int, numbers: int, last_step: int, exact_by_ptx: bool
 ) -> str:
-    """Return the module of `ahead`.
+    """Return the module with `ahead`.
 
     Args:
-        graph: of the words of a parameter, in order: keys as int32, numbers as float32.
-        arrays: how many addresses are in a row of the step's kernel; the second is that of the gradient.
-        streams: how many streams of random words there are.
-        numbers: how many hyperparameters.
-        last_step: where the count stops (contract W5).
-        exact_by_ptx: as `triton_source` has it.
+        graph: graph for a parameter's words, in order, with keys as int32 and numbers as float32.
+        arrays: number of addresses in a row of the step's kernel. The second is the gradient's address.
+        streams: number of random word streams.
+        numbers: number of hyperparameters.
+        last_step: largest step count (contract W5).
+        exact_by_ptx: as in `triton_source`.
 
     Raises:
-        NoGeneratedForm: for an operation, or a constant, that Triton cannot compute with the graph's bits.
+        NoGeneratedForm: if Triton cannot compute an operation or a constant with the graph's bits.
     """
     words, columns = len(graph.outputs), arrays + len(ROW_FIELDS)
     aligned, elements = (arrays + ROW_FIELDS.index(name) for name in ("aligned", "elements"))
@@ -73,12 +73,12 @@ def triton_numbers(
 
 
 def _statements(node: Node, graph: Graph, streams: int, numbers: int) -> list[str]:
-    """Return the statements of an operation."""
+    """Return the statements for an operation."""
     if node.op == "const":
         return []
     if node.op == "input":
         return _loaded(node.name, node.args[0], streams, numbers)
-    if node.op == "slice":  # every second number, as `halves` has them
+    if node.op == "slice":  # every second number, from `halves`
         source, axis, start, _, step = node.args
         assert (axis, step) == (1, 2)
         pairs = f"tl.split(tl.reshape({source.name}, [R, {node.shape[1]}, 2]))"
@@ -88,7 +88,7 @@ def _statements(node: Node, graph: Graph, streams: int, numbers: int) -> list[st
 
 
 def _bits(node: Node) -> str:
-    """Return the patterns of a result for each parameter."""
+    """Return a result's bit patterns for each parameter."""
     value = f"tl.broadcast_to({node.name}, [R, 1])"
     if node.op == "const":
         value = f"tl.full([R, 1], {operand(node, node)}, {TYPES[node.dtype]})"

@@ -1,8 +1,8 @@
-"""Compiling Triton kernels in processes of their own, which leave them in Triton's cache.
+"""Compilation of Triton kernels in separate processes, which store them in Triton's cache.
 
-Launches compile their kernels one after the other. Processes compile several at once, and take no memory of a
-device: all that they need of it is its kind. Launches then find their kernels in the cache. This file is the
-program of such a process too, so it imports nothing of this package.
+Launches compile kernels one after another. Processes compile several kernels at once and use no device
+memory, because they need only the kind of device. Launches then find the kernels in the cache. Each process
+runs this file as its program, so the file does not import this package.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 
 class Request(NamedTuple):
-    """A kernel and how it is launched, which decides what Triton compiles.
+    """A kernel and its launch arguments, on which the compiled code depends.
 
     Attributes:
-        text: of the module, whose function is `step`.
-        target: the arguments of Triton's `GPUTarget`.
-        pointers: the dtypes of the first arguments, which are aligned to 16 bytes.
+        text: text of a module with the function `step`.
+        target: arguments for Triton's `GPUTarget`.
+        pointers: dtypes of the first arguments, which are aligned to 16 bytes.
         numbers: the integers that follow.
-        options: constants of the kernel, and options of the compiler.
+        options: the kernel's constants, and the compiler's options.
     """
 
     text: str
@@ -39,9 +39,9 @@ class Request(NamedTuple):
 
 
 def compile_at_once(requests: Iterable[Request | None]) -> None:
-    """Compile kernels that no process has compiled before, if there are several; return when they are kept.
+    """Compile kernels that are not in the cache, if there are several, and wait until they are stored.
 
-    A process that fails leaves its kernel to the launch, which raises the error.
+    If a process fails, the launch compiles its kernel and raises the error.
     """
     new = [request for request in requests if request is not None and not _mark(request).exists()]
     if len(new) < 2:
@@ -59,17 +59,17 @@ def compile_at_once(requests: Iterable[Request | None]) -> None:
                 start_new_session=True,
             )
             running.callback(process.wait)
-            running.callback(process.kill)  # which an interrupt leaves running, and one that ended ignores
+            running.callback(process.kill)  # an interrupt leaves it running, and a finished one ignores this
             processes.append(process)
             assert process.stdin is not None
-            with contextlib.suppress(OSError), process.stdin:  # of one that has ended
+            with contextlib.suppress(OSError), process.stdin:  # raised if the process has ended
                 process.stdin.write(json.dumps(request).encode())
         for process in processes:
             process.wait()
 
 
 def _mark(request: Request) -> pathlib.Path:
-    """Return the file in Triton's cache that tells that a kernel is kept there."""
+    """Return the marker file for a kernel that is stored in Triton's cache."""
     triton = importlib.import_module("triton")
     said = json.dumps([triton.__version__, request], sort_keys=True)
     return pathlib.Path(triton.knobs.cache.dir, f"halfstep_{hashlib.sha256(said.encode()).hexdigest()}")
@@ -77,7 +77,7 @@ def _mark(request: Request) -> pathlib.Path:
 
 @functools.cache
 def module_of(text: str) -> ModuleType:
-    """Return the module of a source. No file is written: Triton reads the source from `linecache`."""
+    """Return the module for a source. No file is written, because Triton reads from `linecache`."""
     name = f"<halfstep kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     module = type(importlib)(name)
@@ -88,26 +88,26 @@ def module_of(text: str) -> ModuleType:
 
 
 class StandIn:
-    """Stands for the driver of a device, for Triton to compile: nothing can be launched."""
+    """Replacement for a device driver, with which Triton can compile kernels but not launch them."""
 
     def __init__(self, target: Sequence[int | str]) -> None:
         self._target = importlib.import_module("triton.backends.compiler").GPUTarget(*target)
 
     def get_current_target(self) -> object:
-        """Return what is compiled for."""
+        """Return the target of compilation."""
         return self._target
 
     def get_current_device(self) -> int:
-        """Return the index of the only device."""
+        """Return the index 0 for the only device."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
-        """Return the stream that a launch would take."""
+        """Return the stream for a launch."""
         return 0
 
 
 class _Pointer:
-    """Stands for an aligned array."""
+    """Replacement for an aligned array."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -117,7 +117,7 @@ class _Pointer:
 
 
 def _main() -> None:
-    del sys.path[0]  # the folder of this file, whose names are none of Triton's modules
+    del sys.path[0]  # this file's folder, so that its files do not hide Triton's modules
     request = Request(*json.load(sys.stdin))
     importlib.import_module("triton.runtime.driver").driver.set_active(StandIn(request.target))
     arguments = *map(_Pointer, request.pointers), *request.numbers

@@ -1,7 +1,7 @@
-"""The Triton modules of what updates are multiplied by, from the norms that a launch before has in pieces.
+"""Triton modules that compute factors for updates from the pieces of norms that an earlier launch wrote.
 
-`scale` computes it for each parameter, and `measure` for all together. Each reads the tables of the launch of
-norms, and writes a table of numbers that the kernel of the step reads (`Graph.late`).
+`scale` computes a factor for each parameter, and `measure` one for all parameters. Each reads the tables from
+the launch for norms, and writes a table with numbers for the step's kernel (`Graph.late`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def total(entry, k, ELEMENTS):
 """
 
 
-# The norm of norms, which other programs have stored.
+# The norm over all norms, which other programs have stored.
 _NORM_OF = f"""
 @triton.jit
 def squares_of(x, P: tl.constexpr):
@@ -45,15 +45,15 @@ def norm_of(parts, count):
 
 
 def triton_scale(graph: Graph, norms: int, *, exact_by_ptx: bool = False) -> str:
-    """Return the module of a graph of single numbers, which `scale` computes for each parameter.
+    """Return the module for a graph on single numbers, which `scale` computes for each parameter.
 
     Args:
-        graph: its inputs are norm.k, moved.k (the norm of 2^-64 times the array) and number.i.
-        norms: how many a parameter has.
-        exact_by_ptx: as of `triton_source`.
+        graph: a graph with the inputs norm.k, moved.k (the norm of 2^-64 times the array) and number.i.
+        norms: number of norms per parameter.
+        exact_by_ptx: as in `triton_source`.
 
     Raises:
-        NoGeneratedForm: for an operation that Triton cannot compute with the graph's bits.
+        NoGeneratedForm: if Triton cannot compute an operation with the graph's bits.
     """
     lines = [
         "param = tl.program_id(0).to(tl.int64)",
@@ -68,17 +68,17 @@ def triton_scale(graph: Graph, norms: int, *, exact_by_ptx: bool = False) -> str
 
 
 def triton_measure(graph: Graph, *, exact_by_ptx: bool = False) -> str:
-    """Return the module of a graph of single numbers, which `measure` computes once, for a row of each.
+    """Return the module for a graph on single numbers, which `measure` computes once for all rows.
 
-    The program that comes last computes it: it finds the norms of the others in `parts`. `count` is 0 before
-    and after a launch.
+    The last program computes it, from the norms that the other programs stored in `parts`. `count` is 0
+    before and after a launch.
 
     Args:
-        graph: its inputs are norm.0 and moved.0, of all arrays together.
-        exact_by_ptx: as of `triton_source`.
+        graph: a graph with the inputs norm.0 and moved.0, for all arrays together.
+        exact_by_ptx: as in `triton_source`.
 
     Raises:
-        NoGeneratedForm: for an operation that Triton cannot compute with the graph's bits.
+        NoGeneratedForm: if Triton cannot compute an operation with the graph's bits.
     """
     last = [
         "norm0, moved0 = norm_of(parts, params), norm_of(parts + 1, params)",
@@ -104,7 +104,7 @@ def triton_measure(graph: Graph, *, exact_by_ptx: bool = False) -> str:
 
 
 def _norms(k: int, entry: str) -> list[str]:
-    """Return the statements that add up the k-th norm of a parameter."""
+    """Return statements that add a parameter's k-th norm."""
     return [
         f"root{k} = tl.sqrt(total({entry}, {2 + k}, ELEMENTS))",
         f"norm{k} = root{k}.to(tl.float32)",
@@ -113,7 +113,7 @@ def _norms(k: int, entry: str) -> list[str]:
 
 
 def _computed(graph: Graph) -> Iterator[str]:
-    """Yield the statements of a graph."""
+    """Yield the statements for a graph."""
     forms = Forms(graph)
     for node in graph.nodes:
         if node.op == "input":

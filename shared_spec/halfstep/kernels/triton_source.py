@@ -1,20 +1,20 @@
-"""The Triton source of a kernel, generated from a graph.
+"""The Triton source for a kernel, generated from a graph.
 
-`triton_source` returns the text of a module whose function `step` updates every parameter of a batch in one
-launch. The kernel reads these tables (`DeviceTables` of the package):
+`triton_source` returns the text of a module with the function `step`, which updates every parameter in a
+batch in one launch. The kernel reads these tables (`DeviceTables` in the package):
 
-    chunks  int32 [programs, 2]       the row of the parameter; the number of the chunk
-    rows    int64 [parameters, C]     addresses of `Graph.memory`; then `ROW_FIELDS`
-    words   int32 [parameters, K + N] keys of random words; numbers of the step as bit patterns
+    chunks  int32 [programs, 2]       the parameter's row, and the number of the chunk
+    rows    int64 [parameters, C]     addresses of `Graph.memory`, then `ROW_FIELDS`
+    words   int32 [parameters, K + N] keys of random words, then the step's numbers as bit patterns
     late    float32 [parameters, L]   numbers that another kernel wrote, if the graph has any
 
 One program updates one chunk. The text has two bodies. The fast body updates 16-byte aligned arrays, BLOCK
 elements at a time, in whole vectors or whole blocks. The other body updates REST elements at a time, one for
-each thread: the end of an array, arrays that are not aligned, short blocks, and windows that are not
+each thread, at the end of an array, and in unaligned arrays, short blocks and windows that are not
 contiguous.
 
-Of a graph of norms, `step` writes the sums of pieces, and both bodies take whole pieces. A second function,
-`totals`, adds those of each parameter.
+In a graph for norms, `step` writes the sums of pieces, and both bodies process whole pieces. A second
+function, `totals`, adds the sums for each parameter.
 
 Every operation of the graph becomes one operation of Triton that rounds once, so the caller must compile with
 `enable_fp_fusion=False`.
@@ -31,21 +31,22 @@ ROW_FIELDS = ("elements", "first", "aligned", "run", "blocks", "window_run", "wi
 """The fields of a row after its addresses.
 
 aligned: 2 if the fast body may update the parameter, 1 if only its gradient is not aligned, else 0.
-run, blocks: elements and blocks of a run whose last block may be short. Others: see `c_driver.FIELDS`.
+run, blocks: numbers of elements and blocks in a run, in which the last block may be short. The other fields
+are described in `c_driver.FIELDS`.
 """
 VECTOR = 16
-"""The alignment of the fast body in bytes, and its smallest count of elements."""
+"""Alignment for the fast body in bytes, and its smallest number of elements."""
 
 
 def triton_source(graph: Graph, *, exact_by_ptx: bool = False) -> str:
-    """Return the module of a kernel.
+    """Return the module for a kernel.
 
     Args:
-        graph: of an elementwise step.
-        exact_by_ptx: write roots and quotients as PTX, as NVIDIA's devices need before Triton 3.6.
+        graph: graph for an elementwise step.
+        exact_by_ptx: whether roots and quotients are PTX, as NVIDIA's devices need before Triton 3.6.
 
     Raises:
-        NoGeneratedForm: for an operation, or a constant, that Triton cannot compute with the graph's bits.
+        NoGeneratedForm: if Triton cannot compute an operation or a constant with the graph's bits.
     """
     functions, kernel = functions_of(graph, exact_by_ptx), _Kernel(graph)
     if graph.norms:
@@ -70,7 +71,7 @@ class _Kernel:
         self.sum_type = TYPES[SUMS[graph.sums].dtype]
 
     def block(self) -> str:
-        """Return the function that updates some elements of a parameter."""
+        """Return the function that updates some elements in a parameter."""
         pointers = [_pointer(x.name) for x in self.graph.memory]
         taken = [
             *pointers,
@@ -90,7 +91,7 @@ class _Kernel:
         return _function("block", taken, [*lines, *self._outputs()])
 
     def _places(self) -> list[str]:
-        """Return the places of elements if no format has blocks. A thread of the rest has one element."""
+        """Return the elements' places if no format has blocks. In the rest, a thread has one element."""
         return [
             "local = tl.arange(0, BLOCK)",
             "mask = local < count",
@@ -103,7 +104,7 @@ class _Kernel:
         ]
 
     def _block_places(self) -> list[str]:
-        """Return the places of elements, packed codes and scales. A row is a block of the coarsest cut."""
+        """Return the places of elements, packed codes and scales. A row is one block in the coarsest cut."""
         width = self.width
         lines = [
             f"R: tl.constexpr = BLOCK // {width}",
@@ -142,7 +143,7 @@ class _Kernel:
         return lines
 
     def _inputs(self) -> Iterator[str]:
-        """Yield the statements that load what the graph reads."""
+        """Yield statements that load the graph's inputs."""
         for node in self.graph.nodes:
             name = node.args[0] if node.op == "input" else ""
             if not name:
@@ -159,7 +160,7 @@ class _Kernel:
                 yield f"{node.name} = tl.load({_pointer(name)} + {offs}, mask={mask}, other={zero})"
 
     def _firsts(self, node: Node, size: int) -> list[str]:
-        """Return the statements that make the index of the first element of each block of `size`."""
+        """Return statements that compute the first index in each block with `size` elements."""
         per_row = self.width // size
         return [
             f"b = tl.arange(0, R * {per_row})[:, None]",
@@ -174,7 +175,7 @@ class _Kernel:
     def _outputs(self) -> Iterator[str]:
         """Yield the statements that store the results."""
         for name, node in self.graph.outputs.items():
-            if name in self.graph.norms:  # whose pointer is that of the first piece
+            if name in self.graph.norms:  # its pointer is at the first piece
                 unit = "0"
                 if SUMS[self.graph.sums].has_units:
                     unit = self.numbers[self.graph.norms.index(name) - len(self.graph.norms)]
@@ -188,13 +189,13 @@ class _Kernel:
             yield f"tl.store({_pointer(name)} + {offs}, {value}, mask={mask})"
 
     def _where(self, name: str) -> tuple[str, str]:
-        """Return the names of an array's offsets and mask."""
+        """Return the variables for an array's offsets and mask."""
         kind = self.kinds[name]
         suffix = {"element": "", "packed": "_packed", "scale": f"_scale{self.scales.get(name)}"}[kind]
         return f"offs{suffix}", f"mask{suffix}"
 
     def step(self) -> str:
-        """Return the kernel: it reads the tables and updates one chunk."""
+        """Return the kernel, which reads the tables and updates one chunk."""
         columns, words = len(self.graph.memory), len(self.keys) + len(self.numbers)
         lines = [
             "program = tl.program_id(0).to(tl.int64)",
@@ -203,7 +204,7 @@ class _Kernel:
             f"entry = rows + param * {columns + len(ROW_FIELDS)}",
             *(f"{name} = tl.load(entry + {columns + i})" for i, name in enumerate(ROW_FIELDS)),
         ]
-        # The hint of alignment holds only for pointers that are made in the kernel itself.
+        # The alignment hint holds only for pointers that are made in the kernel itself.
         for i, x in enumerate(self.graph.memory):
             of = self.sum_type if x.name in self.graph.norms else TYPES[x.dtype]
             lines.append(f"{_pointer(x.name)} = tl.load(entry + {i}).to(tl.pointer_type({of}))")
@@ -228,7 +229,7 @@ class _Kernel:
         return _function("step", taken, [*lines, *self._loops()])
 
     def _start(self) -> list[str]:
-        """Return the statements that find the chunk, and the high half of its indices (contract W8)."""
+        """Return statements that find the chunk, and the high half of its indices (contract W8)."""
         golden = int(GOLDEN_RATIO) - (1 << 32)
         if not self.cut:
             return [
@@ -247,7 +248,7 @@ class _Kernel:
         ]
 
     def _loops(self) -> list[str]:
-        """Return the loops over a chunk, of which two or fewer have elements."""
+        """Return the loops over a chunk. At most two of them have elements."""
         unit = self.width if self.cut else 1
         here = "i" if unit == 1 else f"i * {unit}"
 
@@ -269,7 +270,7 @@ class _Kernel:
         ]
 
     def _call(self, at: str, count: str, *, hinted: bool) -> str:
-        """Return the call of the fast body. `hinted` if the gradient is aligned too."""
+        """Return a call to the fast body. `hinted` means that the gradient is aligned too."""
         pointers = []
         for x in self.graph.memory:
             if x.name in self.graph.norms:
@@ -299,7 +300,7 @@ def _function(name: str, taken: Sequence[str], lines: Sequence[str]) -> str:
 
 
 def _pointer(name: str) -> str:
-    """Return the variable of an array's address. Names of state arrays may have dots."""
+    """Return the variable for an array's address. A state array's name may have dots."""
     return "".join(c if c.isalnum() else "_" for c in name) + "_ptr"
 
 
@@ -308,5 +309,5 @@ def _late(late: range, i: int) -> str:
 
 
 def _index(offs: str) -> str:
-    """Return the low half of the row-major indices of local offsets."""
+    """Return the low half of the row-major indices at local offsets."""
     return f"(index + {offs} + {offs} // window_run * window_skip).to(tl.int32)"

@@ -1,8 +1,8 @@
-"""Files of native code: each has its SHA-256 beside it, and is read only if nobody else may have written it.
+"""Files with native code, each with its SHA-256, which are read only if no other user can have written them.
 
-Whoever can write such a file runs code in every process that loads it. So the folder and its files belong to
-the user or to root, and no other user can write them. The digest finds damage: loading a damaged library
-would end the process.
+A user who can write such a file runs code in every process that loads it. So the folder and its files must
+belong to the user or to root, and other users must not be able to write them. The digest shows damage,
+because loading a damaged library would end the process.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ import stat
 import tempfile
 
 _LARGEST = 1 << 26
-"""Bytes of a file."""
+"""Largest size of a file in bytes."""
 
 
 def is_trusted_folder(path: pathlib.Path) -> bool:
-    """Whether a folder, which is no link, gets its files from the user or from root alone."""
+    """Whether a folder is not a link, and only the user or root can put files into it."""
     try:
         status = path.lstat()
         above = [parent.stat().st_mode for parent in path.absolute().parents]
     except OSError:
         return False
-    # In a sticky folder, as /tmp is, others cannot put theirs in the place of this one.
+    # In a sticky folder, such as /tmp, other users cannot replace this folder.
     open_to_all = any(mode & stat.S_IWOTH and not mode & stat.S_ISVTX for mode in above)
     return stat.S_ISDIR(status.st_mode) and _is_ours(status) and not open_to_all
 
@@ -35,7 +35,7 @@ def write(path: pathlib.Path, content: bytes) -> None:
 
 
 def read(path: pathlib.Path) -> bytes | None:
-    """Return what `write` wrote; remove anything else that has this name, and return None."""
+    """Return the content that `write` stored, or remove any other file with this name and return None."""
     content, digest = _content_of(path), _content_of(_digest_of(path))
     if content is not None and hashlib.sha256(content).hexdigest().encode() == digest:
         return content
@@ -44,7 +44,7 @@ def read(path: pathlib.Path) -> bytes | None:
 
 
 def remove(path: pathlib.Path) -> None:
-    """Remove a file and its digest, as far as they are there and may be removed."""
+    """Remove a file and its digest, if they exist and may be removed."""
     for each in (path, _digest_of(path)):
         with contextlib.suppress(OSError):
             each.unlink()
@@ -55,12 +55,12 @@ def _digest_of(path: pathlib.Path) -> pathlib.Path:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether a file belongs to the user or to root, and others cannot write it."""
+    """Whether a file belongs to the user or to root, and other users cannot write it."""
     return status.st_uid in (0, os.getuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _content_of(path: pathlib.Path) -> bytes | None:
-    """Return what is in a plain file of ours; no link is followed, and no pipe waited for."""
+    """Return the content of the user's own plain file, without following links or waiting for pipes."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
