@@ -7,7 +7,9 @@ change the result. Contract: A1, A2.
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Protocol, TypeAlias
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
@@ -206,3 +208,42 @@ class Count(Protocol):
     def __le__(self, k: int, /) -> bool: ...
     def __gt__(self, k: int, /) -> bool: ...
     def __ge__(self, k: int, /) -> bool: ...
+
+
+class LaterCount:
+    """A step count in `numbers` that is known when the step runs. A comparison with an integer is a `Mask`.
+
+    Both frameworks have a subclass, with `__add__`, `__mod__` and `_compare`.
+    """
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __add__(self, k: int) -> "Count":
+        raise NotImplementedError
+
+    def _compare(self, how: Callable, k: int) -> Mask:
+        raise NotImplementedError
+
+    def __radd__(self, k: int) -> "Count":
+        return self + k
+
+    def __sub__(self, k: int) -> "Count":
+        return self + -k
+
+    def __eq__(self, k: Any) -> Any:  # a Mask
+        return self._compare(operator.eq, k)
+
+    def __ne__(self, k: Any) -> Any:  # a Mask
+        return self._compare(operator.ne, k)
+
+    def __lt__(self, k: int) -> Mask:
+        return self._compare(operator.lt, k)
+
+    def __le__(self, k: int) -> Mask:
+        return self._compare(operator.le, k)
+
+    def __gt__(self, k: int) -> Mask:
+        return self._compare(operator.gt, k)
+
+    def __ge__(self, k: int) -> Mask:
+        return self._compare(operator.ge, k)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import operator
 import types
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import halfstep_torch as hs
+from halfstep.rule import Rule, moment
 from halfstep_torch.engine.capture import check_capture
 from halfstep_torch.engine.number_places import flat
 from halfstep_torch.numbers.random_words import leaf_keys
@@ -63,6 +65,30 @@ def test_numbers_of_tensors_have_the_bits_of_the_host(name):
         made = link.tensor_numbers({x: torch.tensor(getattr(h, x)) for x in fields}, counts, coming)
         made = [x.expand(len(COUNTS), 1).numpy() for x in made]
         assert np.array_equal(np.concatenate([*made, host[:, :0]], 1).view(np.int32), host.view(np.int32))
+
+
+class AtCount(Rule):
+    """A rule whose numbers compare the step count in each way."""
+
+    name = "at_count"
+    how: str = "eq"
+    mu = moment(always="float32")
+
+    def numbers(self, h, t, op):
+        return {"now": op.float32(getattr(operator, self.how)(t, 3)), "at": op.float32((t + 1) % 2)}
+
+    def update(self, g, p, n, m, op):
+        return m.mu.round(m.mu.value + g * (n.now + n.at))
+
+
+@pytest.mark.parametrize("how", ["eq", "ne", "lt", "le", "gt", "ge"])
+def test_a_comparison_of_counts_on_a_device_is_that_of_the_host(how):
+    link = hs.chain(AtCount(how), hs.scale_by_learning_rate(0.1)).links[0]
+    h = link.read("test", {})
+    made = link.tensor_numbers({}, torch.arange(1, 7)[:, None], torch.ones(6, 1))
+    host = np.array([flat(link.step_numbers(h, step)) for step in range(1, 7)], np.float32)
+    assert np.array_equal(torch.cat([x.expand(6, 1) for x in made], 1).numpy(), host)
+    assert {0, 1} == {*host[:, 0]}
 
 
 def test_keys_of_tensors_have_the_bits_of_the_host():

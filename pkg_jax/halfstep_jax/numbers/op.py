@@ -3,9 +3,7 @@
 Contract: A1 to A3.
 """
 
-import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from halfstep.arrays import Array
-from halfstep.numbers import Mask, Number, Operand, Origin
+from halfstep.numbers import LaterCount, Mask, Number, Operand, Origin
 from halfstep.op import NumbersOp
 from halfstep_jax.numbers import moments, norms, roots
 from halfstep_jax.numbers.global_norm import global_norms
@@ -147,10 +145,8 @@ class JaxOp(NumbersOp):
         return self.wrap(x.astype(jnp.float32))
 
 
-class Count:
+class Count(LaterCount):
     """The count of a step, 1 at the first, in a rule's `numbers`: t + 1, t - 1, t % 10, and comparisons."""
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, op: JaxOp, count: jax.Array | None, offset: int = 0):
         self._op, self._count, self.offset = op, count, offset
@@ -173,31 +169,8 @@ class Count:
     def __add__(self, k: int) -> "Count":
         return Count(self._op, self._count, self.offset + k)
 
-    __radd__ = __add__
-
-    def __sub__(self, k: int) -> "Count":
-        return self + -k
-
     def __mod__(self, k: int) -> "Count":
         return Count(self._op, self.value % k)
-
-    def __eq__(self, k: Any) -> Any:  # a Mask, of a whole number
-        return self._compare(operator.eq, k)
-
-    def __ne__(self, k: Any) -> Any:  # likewise
-        return self._compare(operator.ne, k)
-
-    def __lt__(self, k: int) -> Mask:
-        return self._compare(operator.lt, k)
-
-    def __le__(self, k: int) -> Mask:
-        return self._compare(operator.le, k)
-
-    def __gt__(self, k: int) -> Mask:
-        return self._compare(operator.gt, k)
-
-    def __ge__(self, k: int) -> Mask:
-        return self._compare(operator.ge, k)
 
     def _compare(self, how: Callable, k: int) -> Mask:
         return Mask(how(self.count, k - self.offset), self._op)

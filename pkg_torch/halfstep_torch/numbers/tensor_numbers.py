@@ -4,7 +4,6 @@ They have the bits of `NumbersOp` and `leaf_keys`, which compute on the host. Ea
 tensors have the shape (parameters, 1), or (parameters, steps) for coming steps.
 """
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.numbers import Mask, Number, Operand
+from halfstep.numbers import LaterCount, Mask, Number, Operand
 from halfstep.op import NumbersOp
 from halfstep.random_words import threefry2x32
 from halfstep_torch.numbers import exact
@@ -75,14 +74,12 @@ class TensorNumbersOp(NumbersOp):
         return self.wrap(x.value.to(torch.float32))
 
 
-class TensorCount:
+class TensorCount(LaterCount):
     """The counts of a step in `numbers`: t + 1, t - 1, t % 10, and comparisons.
 
     Attributes:
         value: int64.
     """
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, value: Tensor, op: TensorNumbersOp) -> None:
         self.value, self._op = value, op
@@ -90,28 +87,11 @@ class TensorCount:
     def __add__(self, k: int) -> "TensorCount":
         return TensorCount(self.value + k, self._op)
 
-    __radd__ = __add__
-
-    def __sub__(self, k: int) -> "TensorCount":
-        return self + -k
-
     def __mod__(self, k: int) -> "TensorCount":
         return TensorCount(self.value % k, self._op)
 
     def _compare(self, how: Callable, k: int) -> Mask:
         return Mask(how(self.value, k), self._op)
-
-    def __lt__(self, k: int) -> Mask:
-        return self._compare(operator.lt, k)
-
-    def __le__(self, k: int) -> Mask:
-        return self._compare(operator.le, k)
-
-    def __gt__(self, k: int) -> Mask:
-        return self._compare(operator.gt, k)
-
-    def __ge__(self, k: int) -> Mask:
-        return self._compare(operator.ge, k)
 
 
 class _Words:
