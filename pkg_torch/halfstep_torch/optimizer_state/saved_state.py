@@ -2,7 +2,8 @@
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from halfstep_torch.optimizer_state.others_state import (
 )
 from halfstep_torch.optimizer_state.state_dict import (
     OTHER_FORMATS,
+    Ids,
     check_counts,
     check_saved_state,
     load_group,
@@ -93,6 +95,46 @@ def checked_entry(
     return plan, own, others
 
 
+class _Checked(NamedTuple):
+    """The checked states of a state dict, by parameter.
+
+    Attributes:
+        plans: the plan of each parameter.
+        states: placements and arrays.
+        others: entries that belong to no moment.
+        steps: group and count of each parameter.
+    """
+
+    plans: dict[Tensor, Plan]
+    states: dict[Tensor, tuple[dict[str, tuple | None], SavedState]]
+    others: dict[Tensor, StateDict]
+    steps: list[tuple[int, int]]
+
+
+def _checked_states(
+    optimizer: StateOwner,
+    state_dict: SavedState,
+    saved_groups: Sequence[Group],
+    ids: Sequence[Ids],
+) -> _Checked:
+    """Check the state of every parameter. Nothing of the optimizer is changed."""
+    checked, group_of = _Checked({}, {}, {}, []), functools.cache(optimizer._group)
+    for i, name, param in optimizer._named():
+        entry = state_dict["state"].get(ids[i][name])
+        if not entry:
+            continue
+        saved_plan = functools.partial(_saved_plan, optimizer, i, saved_groups[i], name, param)
+        plan, saved, checked.others[param] = checked_entry(
+            "load_state_dict", group_of(i), name, param, entry, saved_plan
+        )
+        if plan is not None:
+            checked.plans[param] = plan
+            placements = state_placements(plan, param)
+            checked.states[param] = {key: placements.get(key) for key in plan.arrays}, saved
+            checked.steps.append((i, max(int(saved["step"]), 1)))
+    return checked
+
+
 def load(
     optimizer: StateOwner, state_dict: SavedState, set_rest: Callable[[], object] = lambda: None
 ) -> None:
@@ -106,27 +148,10 @@ def load(
         state_dict = state_dict if replaced is None else replaced
     saved_groups, ids, seeds = read_groups(state_dict, headers_of(optimizer))
     check_counts(state_dict, ids)
-    states: dict[Tensor, tuple[dict[str, tuple | None], SavedState]] = {}
-    others: dict[Tensor, StateDict] = {}
-    steps: list[tuple[int, int]] = []
-    plans: dict[Tensor, Plan] = {}
     known = {key for of_group in ids for key in of_group.values()}
     of_no_parameter = {key: copy.deepcopy(x) for key, x in state_dict["state"].items() if key not in known}
-    group_of = functools.cache(optimizer._group)
-    for i, name, param in optimizer._named():
-        entry = state_dict["state"].get(ids[i][name])
-        if not entry:
-            continue
-        saved_plan = functools.partial(_saved_plan, optimizer, i, saved_groups[i], name, param)
-        plan, saved, others[param] = checked_entry(
-            "load_state_dict", group_of(i), name, param, entry, saved_plan
-        )
-        if plan is not None:
-            plans[param] = plan
-            placements = state_placements(plan, param)
-            states[param] = {key: placements.get(key) for key in plan.arrays}, saved
-            steps.append((i, max(int(saved["step"]), 1)))
-    show_rates = shown_rates(optimizer, steps)
+    checked = _checked_states(optimizer, state_dict, saved_groups, ids)
+    show_rates = shown_rates(optimizer, checked.steps)
     groups = [
         load_group(group, saved, choices.options, choices.schedule is not None)
         for group, saved, choices in zip(
@@ -149,13 +174,15 @@ def load(
     optimizer.drop_launches("a state dict was loaded")
     optimizer._by_param.clear()
     load_states(
-        optimizer.state, states, lambda param, state: optimizer._home.placed(param, plans[param], state)
+        optimizer.state,
+        checked.states,
+        lambda param, state: optimizer._home.placed(param, checked.plans[param], state),
     )
     for group in optimizer.param_groups:
         for param in group["params"] if group.get("capturable") else ():
-            if param in states:
+            if param in checked.states:
                 count_on_device(param, optimizer.state[param])
-    for param, kept in others.items():
+    for param, kept in checked.others.items():
         if kept:
             optimizer.state[param] |= copied(kept, param.device)
     optimizer.state.update(of_no_parameter)
