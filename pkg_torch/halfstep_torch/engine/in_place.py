@@ -182,9 +182,10 @@ def scale_in_place(caller: str, choice: CompileChoice, arrays: Sequence[Tensor],
     for (device, dtype), of_kind in kinds.items():
         stage, here = rounding(_scaled, None, dtype), numbers.to(device)
         kernel = stage.kernel(caller, choice, (1.0, 1.0), dtype, device)
-        if kernel is not None and _are_flat_and_apart(of_kind):
-            run_kernel(kernel, stage, [(x, x) for x in of_kind], _NO_KEYS, here)
-            continue
+        flat = [x for x in of_kind if type(x) in PLAIN and x.is_contiguous()]
+        if kernel is not None and flat and _are_apart(flat):
+            run_kernel(kernel, stage, [(x, x) for x in flat], _NO_KEYS, here)
+            of_kind = [x for x in of_kind if type(x) not in PLAIN or not x.is_contiguous()]
         for x in of_kind:
             x.copy_(_scaled(x.to(torch.float32), x, *here))
 
@@ -193,10 +194,8 @@ def _scaled(x: Tensor, _: Tensor, quotient: Tensor, scale: Tensor) -> Tensor:
     return TorchOp.scaled(x, quotient, scale)
 
 
-def _are_flat_and_apart(arrays: Sequence[Tensor]) -> bool:
-    """Whether arrays are row-major, and no two share memory, as a gradient that is given twice does."""
-    if not all(type(x) in PLAIN and x.is_contiguous() for x in arrays):
-        return False
+def _are_apart(arrays: Sequence[Tensor]) -> bool:
+    """Whether no two row-major arrays share memory, as a gradient that is given twice does."""
     starts = np.array([x.data_ptr() for x in arrays], np.int64)
     order, ends = np.argsort(starts), starts + [x.nbytes for x in arrays]
     return bool((starts[order][1:] >= ends[order][:-1]).all())
