@@ -15,10 +15,13 @@ OF_PIECES = 48 * 4 * PIECE
 
 def peak_bytes(function) -> int:
     """Return how many bytes stand at once, at most, of what a function allocates."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        function()
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    activities, events = [torch.profiler.ProfilerActivity.CPU], []
+    for _ in range(4):  # on a busy machine a profile was seen without a single event
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            function()
+        events = profile.profiler.kineto_results.events()
+        if events := [event for event in events if event.name() == "[memory]"]:
+            break
     stands = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         stands += event.nbytes()
